@@ -1,0 +1,230 @@
+"""The contract of a strategy: how one global batch's work is spread, and nothing else.
+
+Behaviour every strategy keeps:
+    * `forward_backward` on the micro-batches of a group leaves, after `update`, exactly the gradient that one
+      card would compute on all of the group's samples at once. A mean loss is weighted by samples, a ``(sum,
+      count)`` loss by its count.
+    * The loss that comes back is the mean over the *global* micro-batch, a fresh tensor on `device`, and
+      nothing waited for the card.
+    * A failure leaves the strategy usable: gradients of the unfinished group are dropped, the next step starts
+      a group of its own.
+
+How a group is weighted. Micro-batch j of a group has n_ij samples on card i. With R the first micro-batch's
+global sample count (the *unit*), card i's backward pass adds ``n_ij / R`` times its mean loss's gradient (or
+``1 / R`` times its sum loss's). When the group ends, gradients summed over cards are multiplied by ``R /
+sum(n)`` (or ``R / sum(count)``). With one full micro-batch and a mean loss that factor is 1 and costs nothing;
+an incomplete group gets its true weight by the same rule.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from manycard.cards.card import Card
+from manycard.data.feed import Feed
+from manycard.precision import Precision
+
+__all__ = ["Count", "LossFn", "MetricFn", "MicroBatch", "Strategy", "StrategyOptions"]
+
+LossFn = Callable[[Any, Any], Any]
+"""``loss_fn(model, batch)`` -> a mean loss (0-dim tensor), or ``(sum, count)``."""
+MetricFn = Callable[[Any, Any], dict[str, tuple[Any, Any]]]
+"""``metric_fn(model, batch)`` -> ``{name: (sum, count)}``."""
+Count = float | Tensor
+"""A number of samples or tokens: known on the host, or still on a card."""
+
+
+@dataclass(frozen=True)
+class StrategyOptions:
+    """Settings that only some strategies read."""
+
+    sync_batchnorm: bool = False
+    """BatchNorm statistics over the whole global batch; costs one small exchange a layer, forward and backward."""
+    ddp: dict[str, Any] = field(default_factory=dict)
+    """Arguments handed to DistributedDataParallel, over manycard's own choices."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What a strategy gives back for one micro-batch."""
+
+    loss: Tensor
+    """Mean over the global micro-batch; 0-dim, detached, on the strategy's device."""
+    samples: Count
+    """Samples in the global micro-batch."""
+    count: Count
+    """What the gradient is to be divided by: samples for a mean loss, the global count for ``(sum, count)``."""
+
+
+class Strategy(ABC):
+    """How the work of a global batch is spread over cards.
+
+    Args:
+        cards: the chosen cards; the first is the primary.
+        precision: how forward passes compute.
+        feed: what the loaders say about the newest batch.
+        options: settings that only some strategies read.
+
+    Raises:
+        StrategyError: the cards can't be used this way.
+    """
+
+    name: ClassVar[str]
+    ranks: ClassVar[bool] = False
+    """Whether this strategy has one process a card."""
+
+    def __init__(self, cards: Sequence[Card], precision: Precision, feed: Feed, options: StrategyOptions) -> None:
+        self.cards = tuple(cards)
+        self.precision = precision
+        self.feed = feed
+        self.options = options
+
+    # ---- where this process stands -------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """The card on which this process's script sees losses and outputs."""
+        return self.cards[0].device
+
+    @property
+    def rank(self) -> int:
+        """Which process this is; 0 prints, logs and writes."""
+        return 0
+
+    @property
+    def world_size(self) -> int:
+        """How many processes the run has."""
+        return 1
+
+    # ---- set-up --------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        """Put the user's module on its card or cards and return what the script calls from now on."""
+
+    @abstractmethod
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The user's own module inside `model`; `model` itself where nothing wraps it."""
+
+    @abstractmethod
+    def setup_optimizer(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Make the user's optimizer fit; it stays the same object, so that schedulers and logs keep working.
+
+        Raises:
+            OptimizerError: it holds parameters that no module set up here holds.
+        """
+
+    # ---- the step ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def start_group(self, model: nn.Module) -> None:
+        """Drop gradients: a new group of micro-batches begins."""
+
+    @abstractmethod
+    def forward_backward(
+        self, model: nn.Module, loss_fn: LossFn, batch: Any, unit: Count | None, *, ends_group: bool
+    ) -> MicroBatch:
+        """Run one micro-batch forward and backward, adding to the gradients of the group.
+
+        Args:
+            unit: samples of the group's first micro-batch; None when this is the first.
+            ends_group: whether an update follows, so that gradients may be reduced during backward.
+        """
+
+    @abstractmethod
+    def update(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        factor: Count,
+        clip_norm: float | None,
+        *,
+        reduced: bool,
+    ) -> bool:
+        """Reduce what is not reduced, multiply gradients by `factor`, unscale, clip, and update.
+
+        Args:
+            factor: ``unit / sum(count)``, not yet containing the loss scale.
+            clip_norm: the largest 2-norm of all gradients together; None leaves them.
+            reduced: whether the last `forward_backward` was told that it ends the group.
+
+        Returns:
+            Whether the parameters were updated; False when loss scaling found inf or NaN.
+        """
+
+    # ---- the explicit loop ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def backward(self, loss: Tensor) -> None:
+        """``loss.backward()``, weighted so that `loss` counts as the mean over this process's shard."""
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[object]:
+        """Backward passes inside leave gradients unreduced where that saves something."""
+        return nullcontext()
+
+    # ---- evaluation ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, metric_fn: MetricFn, batch: Any) -> list[dict[str, tuple[Any, Any]]]:
+        """The metrics of this process's part of one global batch: one dict for each card that had samples.
+
+        Called with gradients disabled and the module in evaluation mode.
+        """
+
+    def settle(self, model: nn.Module) -> None:
+        """Bring buffers and parameters that evaluation or a checkpoint will read to the primary's values."""
+
+    # ---- between processes ---------------------------------------------------------------------------------
+
+    def move(self, batch: Any) -> Any:
+        """Put a batch where the script's own forward calls want it."""
+        from manycard.engine.batch import move
+
+        return move(batch, self.device)
+
+    def gather(self, value: Any) -> Any:
+        """Join every process's shard of `value` in the global batch's order; 0-dim tensors become means."""
+        return value
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Every process's `value`, by rank."""
+        return [value]
+
+    def barrier(self) -> None:
+        """Wait until every process is here."""
+
+    def rng_state(self) -> dict[str, Any]:
+        """The random state of this process's cards."""
+        raise NotImplementedError
+
+    def load_rng_state(self, state: dict[str, Any]) -> None:
+        """Put back what `rng_state` gave."""
+        raise NotImplementedError
+
+    def check_lockstep(self, model: nn.Module) -> None:
+        """Compare the replicas' parameters bit by bit.
+
+        Raises:
+            LockstepError: two replicas differ; names the parameter and the cards.
+        """
+
+    def close(self) -> None:
+        """Let go of threads, process groups and card memory."""
+
+
+def parameters_of(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
+    """Every parameter of `optimizers`, once, in their order."""
+    seen: dict[int, nn.Parameter] = {}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                seen.setdefault(id(parameter), parameter)
+    return list(seen.values())
