@@ -38,7 +38,8 @@ def children(value: Any) -> list[tuple[str, Any]] | None:
     """
     if isinstance(value, PackedSequence):
         raise BatchError(
-            "a PackedSequence can't be cut into shards", fix="pass the padded tensor and the lengths, and pack in forward"
+            "a PackedSequence can't be cut into shards",
+            fix="pass the padded tensor and the lengths, and pack in forward",
         )
     if isinstance(value, Mapping):
         return [(repr(key), part) for key, part in value.items()]

@@ -1,0 +1,285 @@
+"""The threads that drive the cards: one a card, made once, each running its part of a job.
+
+Intended behaviour:
+    * `CardThreads.run` gives each card's job to its thread (one of them to the calling thread, if asked), and
+      returns their results in order when all have ended.
+    * Real cards run at the same time. Simulated ones share one CPU and one random generator, so they run in turn,
+      always in the same order: draws repeat from one seed. A card that waits for the others in `meet` passes its
+      turn on.
+    * When a job fails, cards waiting in `meet` are woken at once; when all have ended, the first failure is raised
+      in the caller as it was, with a note naming the card. The threads are ready for the next job.
+    * Ctrl-C arrives in the caller at once. The cards finish what they do; the next `run` waits for that first.
+    * One job at a time: a second thread of the script's that calls waits its turn.
+    * The threads hold no reference to this object. They end when it is dropped, and never keep the process alive.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, cast
+
+import torch
+
+from manycard.cards.card import Card
+from manycard.engine.context import ThreadContext, in_copied_variables
+from manycard.engine.random import CardGenerators
+from manycard.errors import ModelError
+
+__all__ = ["CardThreads", "Place", "current_place"]
+
+Job = Callable[[], Any]
+_here = threading.local()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where code runs: on which card of which threads."""
+
+    threads: CardThreads
+    position: int
+
+    def meet(self, value: Any) -> list[Any]:
+        """Hand in `value`, wait for every other card of the running job, and get all values in card order."""
+        return self.threads.meet(self.position, value)
+
+
+def current_place() -> Place | None:
+    """The card whose job the calling thread runs; None outside any."""
+    return getattr(_here, "place", None)
+
+
+class _MeetingAbortedError(Exception):
+    """Another card's job has failed: what this card waits for will not come."""
+
+
+class _Round:
+    """One job of all cards: who takes a turn, who has ended, and what they hand each other."""
+
+    def __init__(self, positions: Sequence[int], in_turn: bool) -> None:
+        self.positions = tuple(positions)
+        self.results: dict[int, Any] = {}
+        self.failures: list[tuple[int, BaseException]] = []
+        self.ended: SimpleQueue[int] = SimpleQueue()
+        self.outstanding = set(self.positions)
+        self._running = set(self.positions)
+        self._in_turn = in_turn
+        self._turn = self.positions[0]
+        self._handed_in: dict[int, Any] = {}
+        self._met: list[Any] = []
+        self._meetings = 0
+        self._failed = False
+        self._changed = threading.Condition()
+
+    def begin(self, position: int) -> None:
+        """Wait until it is this card's turn."""
+        if self._in_turn:
+            with self._changed:
+                self._changed.wait_for(lambda: self._turn == position)
+
+    def end(self, position: int, failure: BaseException | None) -> None:
+        """Note that this card has ended and pass the turn on."""
+        with self._changed:
+            self._running.discard(position)
+            if failure is not None:
+                self._failed = True
+                if not isinstance(failure, _MeetingAbortedError):
+                    self.failures.append((position, failure))
+            self._pass_turn(position)
+            self._changed.notify_all()
+        self.ended.put(position)
+
+    def _pass_turn(self, position: int) -> None:
+        later = [other for other in self.positions if other > position and other in self._running]
+        earlier = [other for other in self.positions if other <= position and other in self._running]
+        self._turn = (later + earlier or [position])[0]
+
+    def meet(self, position: int, value: Any) -> list[Any]:
+        """See `Place.meet`.
+
+        Raises:
+            ModelError: a card has ended its job without coming here.
+        """
+        with self._changed:
+            self._handed_in[position] = value
+            meeting = self._meetings
+            if len(self._handed_in) == len(self.positions):
+                self._met = [self._handed_in[card] for card in self.positions]
+                self._handed_in = {}
+                self._meetings += 1
+            self._pass_turn(position)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._may_go_on(position, meeting))
+            if self._meetings > meeting:
+                return self._met
+            if self._failed:
+                raise _MeetingAbortedError
+            raise ModelError(
+                "a layer that needs all cards (synchronised BatchNorm) ran on some cards and not on others",
+                fix="run the same synchronised layers on every shard, or leave sync_batchnorm off",
+            )
+
+    def _may_go_on(self, position: int, meeting: int) -> bool:
+        if self._in_turn and self._turn != position:
+            return False
+        met = self._meetings > meeting
+        return met or self._failed or len(self._handed_in) >= len(self._running) < len(self.positions)
+
+
+class CardThreads:
+    """One thread for each card.
+
+    Args:
+        cards: the cards, the primary first.
+        generators: their random states.
+    """
+
+    def __init__(self, cards: Sequence[Card], generators: CardGenerators) -> None:
+        self.cards = tuple(cards)
+        self.devices = [card.device for card in cards]
+        self.generators = generators
+        self._simulated = any(card.simulated for card in cards)
+        self._inboxes: list[SimpleQueue[Any]] = [SimpleQueue() for _ in cards]
+        self._started = [False] * len(self.cards)
+        self._one_at_a_time = threading.Lock()
+        self._round: _Round | None = None
+        self._finalizer = weakref.finalize(self, _stop, self._inboxes)
+
+    def run(self, jobs: Sequence[Job | None], *, here: int | None = None) -> list[Any]:
+        """Run one job on each card and wait for all.
+
+        Args:
+            jobs: a job for each card; None for a card that has nothing to do.
+            here: the card whose job runs in the calling thread.
+
+        Returns:
+            Their results, by card; None for a card without a job.
+        """
+        positions = [position for position, job in enumerate(jobs) if job is not None]
+        with self._one_at_a_time:
+            self._finish_interrupted()
+            self.generators.follow_seed()
+            context = ThreadContext.capture(self.devices)
+            job_round = _Round(positions, in_turn=self._simulated or context.shared_modes)
+            self._round = job_round
+            self._hand_out(job_round, context, jobs, here)
+            self._wait(job_round)
+            self._round = None
+        if job_round.failures:
+            position, failure = job_round.failures[0]
+            raise _with_note(failure, self.cards[position])
+        return [job_round.results.get(position) for position in range(len(jobs))]
+
+    def meet(self, position: int, value: Any) -> list[Any]:
+        """`Place.meet` for the card at `position`, from whichever thread works for it."""
+        job_round = self._round
+        assert job_round is not None, "cards meet only while a job runs"
+        self.generators.leave(position)
+        try:
+            return job_round.meet(position, value)
+        finally:
+            self.generators.enter(position)
+
+    def close(self) -> None:
+        """End the threads; they finish what they do first."""
+        self._finalizer()
+
+    def _hand_out(
+        self, job_round: _Round, context: ThreadContext, jobs: Sequence[Job | None], here: int | None
+    ) -> None:
+        """Give every card its job; what Ctrl-C keeps from being given counts as ended."""
+        given: set[int] = set()
+        try:
+            for position in job_round.positions:
+                if position != here:
+                    self._send(position, job_round, context, cast(Job, jobs[position]))
+                    given.add(position)
+            if here is not None and here in job_round.positions:
+                given.add(here)
+                self._run_here(here, job_round, cast(Job, jobs[here]))
+        except BaseException as interrupt:
+            for position in job_round.positions:
+                if position not in given:
+                    job_round.end(position, _MeetingAbortedError())
+            raise interrupt
+
+    def _send(self, position: int, job_round: _Round, context: ThreadContext, job: Job) -> None:
+        if not self._started[position]:
+            name = f"manycard-{self.cards[position].name}"
+            args = (self._inboxes[position], self.devices[position])
+            threading.Thread(target=_serve, args=args, name=name, daemon=True).start()
+            self._started[position] = True
+        place = Place(cast(CardThreads, weakref.proxy(self)), position)
+        self._inboxes[position].put((place, job_round, context, self.generators, in_copied_variables(job)))
+
+    def _run_here(self, position: int, job_round: _Round, job: Job) -> None:
+        before = current_place()
+        _here.place = Place(self, position)
+        try:
+            _run_job(position, job_round, self.generators, job)
+        finally:
+            _here.place = before
+
+    def _wait(self, job_round: _Round) -> None:
+        while job_round.outstanding:
+            job_round.outstanding.discard(job_round.ended.get())
+
+    def _finish_interrupted(self) -> None:
+        """Wait for what Ctrl-C left running."""
+        if self._round is not None:
+            self._wait(self._round)
+            self._round = None
+
+
+def _run_job(position: int, job_round: _Round, generators: CardGenerators, job: Job) -> None:
+    """Run a card's job in its turn and note how it ended."""
+    failure: BaseException | None = None
+    job_round.begin(position)
+    generators.enter(position)
+    try:
+        job_round.results[position] = job()
+    except BaseException as error:
+        failure = error
+    generators.leave(position)
+    job_round.end(position, failure)
+
+
+def _serve(inbox: SimpleQueue[Any], device: torch.device) -> None:
+    """A card thread's life: run jobs until told to stop."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    while True:
+        order = inbox.get()
+        if order is None:
+            return
+        place, job_round, context, generators, job = order
+        del order
+        _here.place = place
+
+        def in_context(context: ThreadContext = context, job: Job = job) -> Any:
+            with context.entered(device):
+                return job()
+
+        _run_job(place.position, job_round, generators, in_context)
+        _here.place = None
+        # An idle thread must hold nothing: not the model its last job closed over, and not the engine.
+        del place, job_round, context, generators, job, in_context
+
+
+def _stop(inboxes: list[SimpleQueue[Any]]) -> None:
+    for inbox in inboxes:
+        inbox.put(None)
+
+
+def _with_note(failure: BaseException, card: Card) -> BaseException:
+    """`failure` with the card's name among its notes (in its message, before Python 3.11)."""
+    note = f"raised on card {card.position} ({card.name})"
+    if sys.version_info >= (3, 11):
+        failure.add_note(note)
+    elif failure.args and isinstance(failure.args[0], str):
+        failure.args = (f"{failure.args[0]}\n{note}", *failure.args[1:])
+    return failure
