@@ -1,1 +1,46 @@
-"""placeholder"""
+"""What hardware is here: the inventory, the links between cards, and choosing among them.
+
+inventory   the machine's cards, as NVML lists them
+visible     which of them torch sees, and in what order
+links       how they are joined
+spec        what ``--cards`` may say
+choose      from the three of them to the cards of a run
+"""
+
+from manycard.cards.card import Card
+from manycard.cards.choose import DEFAULT_MIN_FREE, CardChoice, LeftOut, choose, choose_cards
+from manycard.cards.host import Host, read_host
+from manycard.cards.inventory import CardInfo, Machine, MigSlice, inventory, read_machine
+from manycard.cards.links import Link, Links, links
+from manycard.cards.memory_size import in_words, parse_size
+from manycard.cards.processes import CardProcess, own_pids
+from manycard.cards.spec import CardSpec, parse_spec
+from manycard.cards.visible import Visible, map_visible, visible_now
+
+__all__ = [
+    "DEFAULT_MIN_FREE",
+    "Card",
+    "CardChoice",
+    "CardInfo",
+    "CardProcess",
+    "CardSpec",
+    "Host",
+    "LeftOut",
+    "Link",
+    "Links",
+    "Machine",
+    "MigSlice",
+    "Visible",
+    "choose",
+    "choose_cards",
+    "in_words",
+    "inventory",
+    "links",
+    "map_visible",
+    "own_pids",
+    "parse_size",
+    "parse_spec",
+    "read_host",
+    "read_machine",
+    "visible_now",
+]
