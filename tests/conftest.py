@@ -1,0 +1,88 @@
+"""What every test must leave as it found it.
+
+A test that changes one of these fails, and the state is put back so that only the guilty test does:
+environment variables, the default process group, threads that would keep the process or a card alive, the default
+dtype, grad mode, TF32 flags, the handler of Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+# Simulated cards of several ranks share this machine's cores; one thread each keeps small tests quick.
+torch.set_num_threads(1)
+
+SECONDS_TO_END = 5.0
+"""How long threads of a dropped engine may take to end."""
+
+
+def _flags() -> dict[str, Any]:
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "autocast on the CPU": torch.is_autocast_enabled("cpu"),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "TF32 in matrix products": torch.backends.cuda.matmul.allow_tf32,
+        "TF32 in convolutions": torch.backends.cudnn.allow_tf32,
+        "handler of Ctrl-C": signal.getsignal(signal.SIGINT),
+    }
+
+
+def _put_back(flags: dict[str, Any]) -> None:
+    torch.set_default_dtype(flags["default dtype"])
+    torch.set_grad_enabled(flags["grad mode"])
+    torch.use_deterministic_algorithms(flags["deterministic algorithms"])
+    torch.backends.cuda.matmul.allow_tf32 = flags["TF32 in matrix products"]
+    torch.backends.cudnn.allow_tf32 = flags["TF32 in convolutions"]
+    signal.signal(signal.SIGINT, flags["handler of Ctrl-C"])
+
+
+def _keeps_something(thread: threading.Thread) -> bool:
+    """Whether a thread left behind keeps the process or a card: any of ours, and any that is no daemon."""
+    return not thread.daemon or any(word in thread.name.lower() for word in ("card", "cpu:", "cuda:"))
+
+
+def threads_left(before: set[threading.Thread], seconds: float = SECONDS_TO_END) -> list[threading.Thread]:
+    """The threads that are new since `before` and still keep something after `seconds`."""
+    end = time.monotonic() + seconds
+    while True:
+        left = [thread for thread in set(threading.enumerate()) - before if _keeps_something(thread)]
+        if not left or time.monotonic() > end:
+            return left
+        gc.collect()
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> Iterator[None]:
+    """Fail the test that leaks, and mend what it leaked."""
+    environment, flags, threads = dict(os.environ), _flags(), set(threading.enumerate())
+    grouped = dist.is_available() and dist.is_initialized()
+    yield
+    leaks = []
+    ignored = {"PYTEST_CURRENT_TEST"}
+    now = dict(os.environ)
+    changed = sorted(key for key in {*now, *environment} - ignored if now.get(key) != environment.get(key))
+    if changed:
+        leaks.append(f"environment variables: {', '.join(changed)}")
+        os.environ.clear()
+        os.environ.update(environment)
+    if dist.is_available() and dist.is_initialized() and not grouped:
+        leaks.append("the default process group")
+        dist.destroy_process_group()
+    after = _flags()
+    leaks.extend(f"{name}: {flags[name]} became {after[name]}" for name in flags if flags[name] != after[name])
+    _put_back(flags)
+    leaks.extend(f"thread {thread.name}" for thread in threads_left(threads))
+    assert not leaks, f"the test left behind: {'; '.join(leaks)}"

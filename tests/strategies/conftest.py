@@ -1,0 +1,52 @@
+"""How a run's result is obtained: in this process, or from the ranks that ran everything once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import manycard as mc
+
+from .runs import RUNS
+
+WORKER = Path(__file__).with_name("ranks_worker.py")
+
+Get = Callable[[str, int, str], list[Any]]
+"""``get(strategy, cards, name)`` -> what the run gave back, by rank."""
+
+
+@pytest.fixture(scope="session")
+def rank_results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict[str, Any]]]:
+    """``rank_results(cards)`` -> what each rank of `ddp` got from every run."""
+    from manycard.cards import choose_cards
+    from manycard.launch import launch_script
+
+    @cache
+    def results(count: int) -> list[dict[str, Any]]:
+        folder = tmp_path_factory.mktemp(f"ranks{count}")
+        cards = choose_cards(f"cpu:{count}").cards
+        arguments = [str(WORKER), str(folder), "ddp", f"cpu:{count}"]
+        launch_script(arguments, cards, env={"OMP_NUM_THREADS": "1"})
+        return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(count)]
+
+    return results
+
+
+@pytest.fixture
+def get(rank_results: Callable[[int], list[dict[str, Any]]], tmp_path: Path) -> Get:
+    """What a run gave back under a strategy, by rank."""
+
+    def result(strategy: str, cards: int, name: str) -> list[Any]:
+        if strategy != "ddp":
+            return [RUNS[name](partial(mc.Parallel, strategy, cards=f"cpu:{cards}"), tmp_path)]
+        by_rank = [results[name] for results in rank_results(cards)]
+        for rank, value in enumerate(by_rank):
+            assert not isinstance(value, str), f"rank {rank} of {cards}:\n{value}"
+        return by_rank
+
+    return result
