@@ -1,1 +1,6 @@
-"""placeholder"""
+"""Starting ranks, collecting the first error, stopping cleanly; and running a script in place."""
+
+from manycard.launch.ranks import cards_setting, launch_script
+from manycard.launch.script import Script, exit_status, own_traceback
+
+__all__ = ["Script", "cards_setting", "exit_status", "launch_script", "own_traceback"]

@@ -1,0 +1,101 @@
+"""What one rank runs: ``python rank.py FOLDER LAUNCHER DEVICES SCRIPT [ARGS]...`` (or ``-m MODULE`` for SCRIPT).
+
+Behaviour, in this order:
+    1. The rank dies when its launcher (process LAUNCHER) does, however that dies.
+    2. Its card becomes the current one before anything else touches CUDA, so that no rank makes a context on the
+       first card. DEVICES names one device a rank, such as ``cuda:0,cuda:2``; CUDA_VISIBLE_DEVICES is left alone.
+    3. The script runs as under ``python``, lines of output going out as they are written. RANK, WORLD_SIZE,
+       LOCAL_RANK, MASTER_ADDR and MASTER_PORT are in its environment, and no argument is added.
+    4. A failure is written to FOLDER, for the launcher to print the first one of all ranks; this process prints
+       nothing. The exit status is the script's own.
+
+It is started by its path, not by ``-m``, so that nothing in the working folder can stand in for a module that is
+imported here.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this file's folder, which no script should see
+
+import contextlib
+import ctypes
+import io
+import os
+import signal
+import time
+import traceback
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+
+
+def _die_with(launcher: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:  # it died before the line above
+        os._exit(1)
+
+
+def _use_card(device: str) -> None:
+    kind, _, index = device.partition(":")
+    if kind == "cuda":
+        import torch
+
+        torch.cuda.set_device(int(index))
+
+
+def _formatted(error: BaseException) -> str:
+    """What python would print, by the script's own ``sys.excepthook`` where it has set one."""
+    from manycard.launch.script import own_traceback
+
+    error = error.with_traceback(own_traceback(error))
+    hook = sys.excepthook
+    # The hook that init_process_group sets only puts the rank before each line.
+    if hook is not sys.__excepthook__ and not hook.__module__.startswith("torch.distributed"):
+        printed = io.StringIO()
+        with contextlib.redirect_stderr(printed), contextlib.suppress(Exception):
+            hook(type(error), error, error.__traceback__)
+        if printed.getvalue().strip():
+            return printed.getvalue()
+    return "".join(traceback.format_exception(error))
+
+
+def _main(folder: str, launcher: str, devices: str, *argv: str) -> int:
+    _die_with(int(launcher))
+    local_rank = os.environ["LOCAL_RANK"]
+    package_root = str(Path(__file__).resolve().parents[2])
+    if package_root not in sys.path:  # the launcher may have found manycard by a path of its own
+        sys.path.append(package_root)
+    # Imported only now: these import torch, which takes seconds in which the launcher may die.
+    from manycard.launch.failures import follows_from_a_peer
+    from manycard.launch.folder import Failure, RankFolder
+    from manycard.launch.local_rank import fill_local_rank
+    from manycard.launch.script import Script, exit_status
+
+    here = RankFolder.of(Path(folder), int(local_rank))
+    here.write_pid()
+    _use_card(devices.split(",")[int(local_rank)])
+    fill_local_rank(local_rank)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+    try:
+        Script.parse(argv).run()
+    except SystemExit as request:
+        status, text = exit_status(request)
+        if status != 0:
+            here.write_failure(Failure(time.time(), status, text, follows=False))
+            return status
+    except BaseException as error:
+        status = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+        failed_at = time.time()
+        here.write_failure(Failure(failed_at, status, _formatted(error), follows_from_a_peer(error)))
+        return status
+    here.write_ended()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))
