@@ -79,10 +79,13 @@ def test_bad_input_names_the_value_and_the_fix(spec: object, words: str):
 
 @given(st.one_of(st.text(max_size=20), st.text("0123456789,-:+ cpuato", max_size=12)))
 def test_any_text_is_read_or_refused_in_words(text: str):
+    message = ""
     try:
         parsed = parse_spec(text)
     except CardsError as refused:
-        assert repr(text) in str(refused)
+        message = str(refused)
+    if message:
+        assert repr(text) in message
     else:
         assert parsed.count is None or parsed.count >= 1
         assert len(set(parsed.indices)) == len(parsed.indices)
@@ -113,7 +116,7 @@ def test_amounts_of_memory(value: int | str, size: int):
 
 @pytest.mark.parametrize("value", [-1, "-2GiB", "two", "2 bananas", "", "1.5", True, 1.5, None])
 def test_no_amount_of_memory(value: object):
-    with pytest.raises(CardsError, match="min_free=.*no amount of memory.*2GiB"):
+    with pytest.raises(CardsError, match=r"min_free=.*no amount of memory.*2GiB"):
         parse_size(value, setting="min_free")
 
 
