@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 
 import manycard as mc
 
+from .both import Make
 from .runs import RUNS
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
@@ -23,11 +24,12 @@ Get = Callable[[str, int, str], list[Any]]
 @pytest.fixture(scope="session")
 def rank_results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict[str, Any]]]:
     """``rank_results(cards)`` -> what each rank of `ddp` got from every run."""
-    from manycard.cards import choose_cards
-    from manycard.launch import launch_script
 
     @cache
     def results(count: int) -> list[dict[str, Any]]:
+        from manycard.cards import choose_cards
+        from manycard.launch import launch_script
+
         folder = tmp_path_factory.mktemp(f"ranks{count}")
         cards = choose_cards(f"cpu:{count}").cards
         arguments = [str(WORKER), str(folder), "ddp", f"cpu:{count}"]
@@ -50,3 +52,17 @@ def get(rank_results: Callable[[int], list[dict[str, Any]]], tmp_path: Path) -> 
         return by_rank
 
     return result
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Make `Parallel` on 3 simulated cards, closed when the test ends."""
+    made: list[mc.Parallel] = []
+
+    def parallel(strategy: str = "dp", cards: str = "cpu:3", **options: Any) -> mc.Parallel:
+        made.append(mc.Parallel(strategy, cards=cards, **options))
+        return made[-1]
+
+    yield parallel
+    for one in made:
+        one.close()

@@ -55,3 +55,18 @@ def batch(samples: int, features: int = 6, seed: int = 1) -> Tensor:
 def grads(parameters: Iterable[Tensor]) -> list[Tensor]:
     """Copies of the gradients."""
     return [parameter.grad.clone() for parameter in parameters]
+
+
+def train(alone: Any, together: Any, steps: int = 3) -> None:
+    """A few steps of both, comparing all outputs and all that is left."""
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in (alone, together)]
+    for step in range(steps):
+        outs = []
+        for model, optimizer in zip((alone, together), optimizers, strict=True):
+            optimizer.zero_grad()
+            y = model(batch(7, seed=step))
+            y.square().mean().backward()
+            optimizer.step()
+            outs.append(y.detach())
+        close(outs[1], outs[0])
+    same_state(alone, together)
