@@ -1,0 +1,109 @@
+"""The gradients of every replica, in buckets that are reduced in one call.
+
+Behaviour:
+    * The first micro-batch of a group finds ``grad`` set to None, so that backward hands over fresh gradients
+      instead of adding to old ones; `collect` copies them into the card's buckets and makes ``grad`` the view there.
+      Later micro-batches of the group add in place.
+    * A parameter that no card used keeps ``grad`` None on every card, as on one card, so that optimizers skip it.
+      One that only some cards used counts as zero on the others.
+    * Sparse gradients stay outside the buckets and are added one by one.
+
+One copy of the gradients costs less memory traffic than adding into zeroed views would: backward writes each
+gradient once, where adding reads and writes both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from manycard.cards.card import Card
+from manycard.engine.collective import Collective
+from manycard.engine.flat import FlatLayout, copy_all
+
+__all__ = ["Buckets"]
+
+
+class Buckets:
+    """Gradient buckets for one set of replicas.
+
+    Args:
+        parameters: each card's parameters that require gradients, in the same order.
+        cards: the cards, the primary first.
+        collective: how buckets are added up.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Sequence[nn.Parameter]], cards: Sequence[Card], collective: Collective
+    ) -> None:
+        self._parameters = parameters
+        self._collective = collective
+        self._layout = FlatLayout(parameters[0])
+        self._flats = [self._layout.allocate(card.device) for card in cards]
+        self._views = [self._layout.views(flats) for flats in self._flats]
+
+    def start_group(self) -> None:
+        """Drop every card's gradients."""
+        for parameters in self._parameters:
+            for parameter in parameters:
+                parameter.grad = None
+
+    def collect(self, position: int) -> None:
+        """Move what one backward pass left on a card into its buckets. Runs in the card's thread."""
+        views, parameters = self._views[position], self._parameters[position]
+        fresh = {
+            index
+            for index, parameter in enumerate(parameters)
+            if parameter.grad is not None and parameter.grad is not views[index] and not parameter.grad.is_sparse
+        }
+        groups = {dtype: [i for i in indices if i in fresh] for dtype, indices in self._layout.groups.items()}
+        gradients = [parameter.grad if parameter.grad is not None else parameter for parameter in parameters]
+        with torch.no_grad():
+            copy_all(views, gradients, groups)
+        for index in fresh:
+            parameters[index].grad = views[index]
+
+    def reduce(self) -> None:
+        """Put the sum over cards into every card's gradients."""
+        if len(self._parameters) == 1:
+            return
+        sparse = self._reduce_sparse()
+        used = [
+            index
+            for index in range(len(self._parameters[0]))
+            if index not in sparse and any(parameters[index].grad is not None for parameters in self._parameters)
+        ]
+        for parameters, views in zip(self._parameters, self._views, strict=True):
+            missing = [index for index in used if parameters[index].grad is None]
+            for index in missing:
+                parameters[index].grad = views[index].zero_()
+        for dtype in self._layout.groups:
+            self._collective.all_reduce([flats[dtype] for flats in self._flats])
+
+    def _reduce_sparse(self) -> set[int]:
+        """Add up the sparse gradients; returns the indices of their parameters."""
+        found = {
+            index
+            for parameters in self._parameters
+            for index, parameter in enumerate(parameters)
+            if parameter.grad is not None and parameter.grad.is_sparse
+        }
+        for index in found:
+            holders = [parameters[index] for parameters in self._parameters]
+            home = holders[0].device
+            parts = [holder.grad.to(home) for holder in holders if holder.grad is not None]
+            total = sum(parts[1:], start=parts[0]).coalesce()
+            for holder in holders:
+                holder.grad = total.to(holder.device).clone()
+        return found
+
+
+def gradients_of(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """The gradients there are, sparse ones as the tensor of their values."""
+    return [
+        parameter.grad._values() if parameter.grad.is_sparse else parameter.grad
+        for parameter in parameters
+        if parameter.grad is not None
+    ]

@@ -1,0 +1,82 @@
+"""Adding up and handing out flat buffers between the cards of one process.
+
+`Collective` says what is done; `SumsOnHost` does it with plain tensor operations (simulated cards, and real ones
+that NCCL can't join), `Nccl` with one grouped call over distinct GPUs. All calls are made from one thread and take
+their place on each card's current stream; none waits for a card.
+
+Tensors in every call: one per card, [n] each, equal n and dtype, the primary's first.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.cuda import nccl
+
+from manycard.cards.card import Card
+
+__all__ = ["Collective", "make_collective"]
+
+
+class Collective(ABC):
+    """What cards of one process do together."""
+
+    @abstractmethod
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
+        """Put the sum of all into each, bit-equal on every card."""
+
+    @abstractmethod
+    def reduce(self, tensors: Sequence[Tensor]) -> None:
+        """Put the sum of all into the first."""
+
+    @abstractmethod
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Put the first into each."""
+
+
+class SumsOnHost(Collective):
+    """Plain additions and copies, in card order."""
+
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
+        self.reduce(tensors)
+        self.broadcast(tensors)
+
+    def reduce(self, tensors: Sequence[Tensor]) -> None:
+        first = tensors[0]
+        for tensor in tensors[1:]:
+            first.add_(tensor.to(first.device, non_blocking=True))
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors[1:]:
+            tensor.copy_(tensors[0], non_blocking=True)
+
+
+class Nccl(Collective):
+    """NCCL over distinct GPUs, grouped in one call from one thread."""
+
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
+        nccl.all_reduce([_real(tensor) for tensor in tensors])  # type: ignore[no-untyped-call]
+
+    def reduce(self, tensors: Sequence[Tensor]) -> None:
+        nccl.reduce([_real(tensor) for tensor in tensors], _real(tensors[0]), root=0)
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        nccl.broadcast([tensor.view(torch.uint8) for tensor in tensors], root=0)
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """`tensor` as NCCL can add it."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def make_collective(cards: Sequence[Card]) -> Collective:
+    """The fastest collective that these cards can use."""
+    devices = {card.device for card in cards}
+    if len(devices) == len(cards) and all(device.type == "cuda" for device in devices):
+        probe = [torch.zeros(1, device=card.device) for card in cards]
+        if nccl.is_available(probe):  # type: ignore[no-untyped-call]
+            return Nccl()
+    return SumsOnHost()

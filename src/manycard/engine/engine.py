@@ -1,0 +1,240 @@
+"""Data parallel in one process: one module on several cards, driven by one thread each.
+
+A step: the batch is cut into shards; each card's thread runs ``loss_fn(replica, shard)`` and its backward pass;
+gradients are reduced in buckets from one thread; each card's thread clips and runs its own optimizer. No weights
+travel, and the replicas stay in lockstep because they start equal and get equal gradients.
+
+Under failure and cancellation:
+    * An error on one card drops the group's gradients; the next step starts afresh.
+    * If an update ends on some cards only, parameters and optimizer states are sent from the primary before they
+      are used again.
+    * Between steps the script may change the module. Changes are brought to the replicas at the next call
+      (`Replicas.follow`), parameters the script wrote in place are sent anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from manycard.cards.card import Card
+from manycard.engine.batch import count_samples, cut, move
+from manycard.engine.buckets import Buckets, gradients_of
+from manycard.engine.collective import make_collective
+from manycard.engine.loss import ShardLoss, read_loss
+from manycard.engine.mirrors import Mirrors
+from manycard.engine.random import CardGenerators
+from manycard.engine.replicas import Replicas
+from manycard.engine.sizes import shard_sizes
+from manycard.engine.threads import CardThreads
+from manycard.errors import BatchError, LossError, ModelError
+
+__all__ = ["Engine"]
+
+Autocast = Callable[[torch.device], AbstractContextManager[object]]
+LossFn = Callable[[Any, Any], Any]
+Weigh = Callable[[int, int, ShardLoss], float]
+ShardResult = tuple[int, Tensor, "float | Tensor | None"]
+"""A card's samples, its loss (0-dim, on the primary) and what the loss is a sum over, if it is one."""
+
+
+class Engine:
+    """One module on several cards.
+
+    Args:
+        module: the user's module, already on the primary's device.
+        cards: the cards, the primary first.
+    """
+
+    def __init__(self, module: nn.Module, cards: Sequence[Card]) -> None:
+        self.cards = tuple(cards)
+        self.device = self.cards[0].device
+        self.generators = CardGenerators(cards)
+        self.threads = CardThreads(cards, self.generators)
+        self.collective = make_collective(cards)
+        self.replicas = Replicas(module, cards, self.collective)
+        self._buckets: Buckets | None = None
+        self._buckets_for: Any = None
+        self._mirrors: dict[int, Mirrors] = {}
+        self._apart = False
+        self._group_open = False
+
+    # ---- one micro-batch -----------------------------------------------------------------------------------
+
+    def start_group(self) -> None:
+        """Drop gradients: a new group of micro-batches begins."""
+        self._group_open = False
+        for parameters in self.replicas.parameters:
+            for parameter in parameters:
+                parameter.grad = None
+
+    def forward_backward(
+        self, loss_fn: LossFn, batch: Any, weigh: Weigh, autocast: Autocast
+    ) -> tuple[list[ShardResult], int]:
+        """Run one micro-batch forward and backward on all cards.
+
+        Args:
+            weigh: called with the shard's and the batch's samples and the shard's loss; its result multiplies
+                the loss before backward.
+
+        Returns:
+            The result of each card that had samples, and the number of samples in the batch.
+
+        Raises:
+            BatchError: the batch is empty or can't be cut.
+            LossError: no card's loss depends on a parameter.
+        """
+        samples, shards, sizes = self.cut(batch)
+        self._initialise_lazy(lambda: loss_fn(self.replicas.module, move(shards[0], self.device)))
+        buckets = self._prepare_training()
+
+        def shard_job(position: int) -> tuple[Tensor, Any, bool]:
+            device = self.cards[position].device
+            with autocast(device):
+                loss = read_loss(loss_fn(self.replicas.modules[position], move(shards[position], device)))
+            if loss.value.requires_grad:
+                (loss.value * weigh(sizes[position], samples, loss)).backward()  # type: ignore[no-untyped-call]
+            buckets.collect(position)
+            return move(loss.value.detach(), self.device), move(loss.count, self.device), loss.value.requires_grad
+
+        self._group_open = True
+        results = self.threads.run([partial(shard_job, card) if size else None for card, size in enumerate(sizes)])
+        self.replicas.absorb()
+        ran = [(size, result) for size, result in zip(sizes, results, strict=True) if size]
+        if not any(result[2] for _, result in ran):
+            raise LossError(
+                "the loss depends on no parameter", fix="compute it from the model's output, without detach()"
+            )
+        return [(size, result[0], result[1]) for size, result in ran], samples
+
+    def cut(self, batch: Any) -> tuple[int, list[Any], list[int]]:
+        """The batch's samples, its shards, and how many samples each card gets."""
+        samples = count_samples(batch)
+        if samples == 0:
+            raise BatchError("the batch has 0 samples", fix="drop empty batches in the loader")
+        sizes = shard_sizes(samples, len(self.cards))
+        return samples, cut(batch, sizes), sizes
+
+    def _initialise_lazy(self, forward: Callable[[], Any]) -> None:
+        """Let lazy parameters find their shapes on the primary before replicas are made."""
+        if self.replicas.generation or not self.replicas.lazy:
+            return
+        module = self.replicas.module
+        modes = [(part, part.training) for part in module.modules()]
+        with torch.no_grad(), self.generators.preserved():
+            module.eval()
+            forward()
+        for part, training in modes:
+            part.training = training
+
+    def _prepare_training(self) -> Buckets:
+        self.refresh(statistics=False)
+        self._refuse_hooks()
+        trainable = [index for index, parameter in enumerate(self.replicas.parameters[0]) if parameter.requires_grad]
+        key = (self.replicas.generation, trainable)
+        if self._buckets is None or key != self._buckets_for:
+            if self._group_open:
+                raise ModelError(
+                    "the module's parameters changed in the middle of a group of micro-batches",
+                    fix="change layers and requires_grad only between updates",
+                )
+            chosen = [[parameters[index] for index in trainable] for parameters in self.replicas.parameters]
+            self._buckets, self._buckets_for = Buckets(chosen, self.cards, self.collective), key
+        return self._buckets
+
+    def _refuse_hooks(self) -> None:
+        for index, parameter in enumerate(self.replicas.parameters[0]):
+            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+                name = [name for name, _ in self.replicas.module.named_parameters()][index]
+                raise ModelError(
+                    f"parameter {name} has a gradient hook, which would see each card's part of the gradient in train_step",
+                    fix="write the loop out: with model(x) and parallel.backward(loss), hooks see the whole gradient",
+                )
+
+    def refresh(self, *, statistics: bool) -> None:
+        """Bring the replicas to the primary's structure, parameters and buffers where they may differ."""
+        self.replicas.follow()
+        if self._apart or self.replicas.moved:
+            self.replicas.send_parameters()
+        self.replicas.send_buffers(statistics=statistics)
+
+    # ---- the update ----------------------------------------------------------------------------------------
+
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        """Mirror the user's optimizer on every card."""
+        self._mirrors[id(optimizer)] = Mirrors(optimizer, self.replicas)
+
+    def update(
+        self, optimizers: Sequence[Optimizer], factor: float | Tensor, clip_norm: float | None, loss_scale: float | None
+    ) -> bool:
+        """Reduce the group's gradients, multiply them by `factor`, unscale, clip, and update every replica.
+
+        Returns:
+            Whether parameters were updated; False where `loss_scale` is given and a gradient is inf or NaN.
+        """
+        assert self._buckets is not None, "forward_backward comes before update"
+        self._group_open = False
+        self._buckets.reduce()
+        multiplier = factor if loss_scale is None else factor / loss_scale
+        cards = range(len(self.cards))
+        if loss_scale is not None:
+            finite = self.threads.run([partial(self._scale_and_check, card, multiplier) for card in cards])
+            if not bool(finite[0]):
+                return False
+            multiplier = 1.0
+        mirrors = [self._mirrors[id(optimizer)] for optimizer in optimizers]
+        for mirror in mirrors:
+            mirror.prepare()
+        self._apart = True
+        self.threads.run([partial(self._step, card, mirrors, multiplier, clip_norm) for card in cards])
+        self._apart = False
+        for mirror in mirrors:
+            mirror.finish()
+        self.replicas.mark_sent()
+        return True
+
+    def _scale(self, position: int, multiplier: float | Tensor) -> list[Tensor]:
+        """Multiply a card's gradients and return them."""
+        gradients = gradients_of(self.replicas.parameters[position])
+        if gradients and (isinstance(multiplier, Tensor) or multiplier != 1.0):
+            torch._foreach_mul_(gradients, move(multiplier, self.cards[position].device))
+        return gradients
+
+    def _scale_and_check(self, position: int, multiplier: float | Tensor) -> Tensor:
+        """Multiply a card's gradients; whether all are finite, 0-dim. They are equal on every card."""
+        norms = torch._foreach_norm(self._scale(position, multiplier), float("inf"))
+        return torch.stack([norm.float() for norm in norms]).isfinite().all()
+
+    def _step(
+        self, position: int, mirrors: Sequence[Mirrors], multiplier: float | Tensor, clip_norm: float | None
+    ) -> None:
+        self._scale(position, multiplier)
+        if clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.replicas.parameters[position], clip_norm)
+        for mirror in mirrors:
+            mirror.step(position)
+
+    # ---- evaluation ----------------------------------------------------------------------------------------
+
+    def evaluate(self, metric_fn: Callable[[Any, Any], Any], batch: Any, autocast: Autocast) -> list[Any]:
+        """``metric_fn(replica, shard)`` of every card that has samples."""
+        _, shards, sizes = self.cut(batch)
+        self.refresh(statistics=True)
+
+        def shard_job(position: int) -> Any:
+            device = self.cards[position].device
+            with autocast(device):
+                return metric_fn(self.replicas.modules[position], move(shards[position], device))
+
+        jobs = [partial(shard_job, card) if size else None for card, size in enumerate(sizes)]
+        return [result for result, job in zip(self.threads.run(jobs), jobs, strict=True) if job is not None]
+
+    def close(self) -> None:
+        """End the card threads."""
+        self.threads.close()

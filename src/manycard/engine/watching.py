@@ -1,0 +1,131 @@
+"""Noticing what a script has changed in the primary's module since the replicas were made.
+
+Between two calls a script may switch a part to ``eval()``, set an attribute, freeze a layer, swap one, replace a
+``forward`` or register a hook. `Watch.changes` finds that by comparing identities, module by module, which costs
+about a microsecond a module. What the forward pass itself writes is the primary's own state and no change:
+calling `Watch.changes` after each pass takes note of it.
+
+Seen: attributes and the items of their lists, dicts and objects, one level deep; submodules, parameters, hooks and
+classes. Not seen: changes deeper inside an attribute's objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["AttributeChange", "Watch"]
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_non_full_backward_hooks_",
+)
+_FLAT = (bool, int, float, str, tuple, type, type(None), torch.Tensor)
+_REGISTERED = frozenset({"_parameters", "_buffers", "_modules", *_HOOKS})
+
+
+@dataclass(frozen=True)
+class AttributeChange:
+    """One attribute that differs from when it was last seen."""
+
+    module: int
+    """Index in ``list(module.modules())``."""
+    name: str
+    gone: bool
+    """Whether it was deleted."""
+
+
+class _Seen:
+    """One module as it was last seen. Strong references keep every compared identity meaningful."""
+
+    __slots__ = ("attributes", "contents", "ids", "kind", "module", "registered")
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.kind = type(module)
+        self.look()
+
+    def look(self) -> None:
+        self.attributes = dict(self.module.__dict__)
+        self.ids = list(map(id, self.attributes.values()))
+        contents = {name: _items(name, value) for name, value in self.attributes.items()}
+        self.contents = {name: ids for name, ids in contents.items() if ids is not None}
+        self.registered = self._registered()
+
+    def _registered(self) -> list[Any]:
+        state = self.module.__dict__
+        found: list[Any] = [list(map(id, state["_parameters"].values())), list(map(id, state["_modules"].values()))]
+        found.append(list(state["_buffers"]))
+        found.extend(list(map(id, hooks.values())) for name in _HOOKS if (hooks := state.get(name)))
+        return found
+
+    def structure_changed(self) -> bool:
+        return type(self.module) is not self.kind or self._registered() != self.registered
+
+    def attributes_changed(self) -> bool:
+        state = self.module.__dict__
+        if list(map(id, state.values())) != self.ids:
+            return True
+        return any(_items(name, state[name]) != ids for name, ids in self.contents.items())
+
+    def changed_names(self) -> Iterator[str]:
+        state = self.module.__dict__
+        for name in {*state, *self.attributes} - _REGISTERED:
+            both = name in state and name in self.attributes
+            if not both or state[name] is not self.attributes[name] or self._contents_changed(name):
+                yield name
+
+    def _contents_changed(self, name: str) -> bool:
+        return _items(name, self.module.__dict__[name]) != self.contents.get(name)
+
+
+def _items(name: str, value: Any) -> list[int] | None:
+    """Identities one level inside an attribute that can change in place."""
+    if name in _REGISTERED or isinstance(value, _FLAT):
+        return None
+    if isinstance(value, dict):
+        return list(map(id, value.values()))
+    if isinstance(value, list):
+        return list(map(id, value))
+    state = getattr(value, "__dict__", None)
+    return list(map(id, state.values())) if isinstance(state, dict) and not callable(value) else None
+
+
+class Watch:
+    """The primary's module as it was last seen.
+
+    Args:
+        module: the primary's module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._seen = [_Seen(part) for part in module.modules()]
+
+    def structure_changed(self) -> bool:
+        """Whether replicas have to be made anew: other submodules, parameters, buffers, hooks or classes."""
+        return any(seen.structure_changed() for seen in self._seen)
+
+    def changes(self) -> list[AttributeChange]:
+        """The attributes that changed since they were last seen, and take note of them."""
+        found: list[AttributeChange] = []
+        for index, seen in enumerate(self._seen):
+            if seen.attributes_changed():
+                state = seen.module.__dict__
+                found.extend(AttributeChange(index, name, name not in state) for name in seen.changed_names())
+                seen.look()
+        return found
+
+    def value(self, change: AttributeChange) -> Any:
+        """The attribute's value now."""
+        return self._seen[change.module].module.__dict__[change.name]
