@@ -98,11 +98,12 @@ def _render(console: Console, facts: Facts, findings: list[Finding]) -> None:
     console.print()
     if not findings:
         console.print("Nothing is wrong that these probes look for.")
+    table = Table.grid(padding=(0, 1))
     for finding in findings:
-        colour = _COLOURS[finding.severity]
-        console.print(f"[bold {colour}]{finding.severity}[/] {escape(finding.cause)}", highlight=False)
-        console.print(f"    seen: {escape(finding.evidence)}", highlight=False)
-        console.print(f"    fix:  {escape(finding.fix)}", highlight=False)
+        table.add_row(f"[bold {_COLOURS[finding.severity]}]{finding.severity}[/]", escape(finding.cause))
+        table.add_row("  seen", escape(finding.evidence))
+        table.add_row("  fix", escape(finding.fix), end_section=True)
+    console.print(table)
 
 
 def _versions_table(facts: Facts) -> Table:
