@@ -1,4 +1,4 @@
-"""One rank of every run: ``ranks_worker.py FOLDER STRATEGY CARDS [--only NAME ...]``.
+"""One rank of every run: ``ranks_worker.py FOLDER STRATEGY CARDS [NAME ...]``.
 
 Writes ``FOLDER/rank{r}.pt``. Started once per card count, so that all runs share one start-up.
 """
@@ -21,6 +21,7 @@ from tests.strategies.runs import RUNS, run_all
 def main(folder: Path, strategy: str, cards: str, names: list[str]) -> None:
     """Run `names`, or everything, and write what came out."""
     torch.set_num_threads(1)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     shared = folder / "shared"
     shared.mkdir(exist_ok=True)
     make = partial(mc.Parallel, strategy, cards=cards)

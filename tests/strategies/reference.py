@@ -56,26 +56,26 @@ class Setting:
     samples: list[Any]
 
 
-def prepare(case: Case, dtype: torch.dtype) -> Setting:
-    """Make a case's model, optimizers and samples."""
+def prepare(case: Case, dtype: torch.dtype, device: str = "cpu") -> Setting:
+    """Make a case's model, optimizers and samples; the model is on `device`, the samples in host memory."""
     with default_dtype(dtype):
         torch.manual_seed(7)
         model = case.make_model()
         samples = case.make_samples(case.samples)
-    optimizers = case.make_optimizers(model)
+    optimizers = case.make_optimizers(model.to(device))
     scheduler = case.make_scheduler(optimizers[0]) if case.make_scheduler else None
     return Setting(model, optimizers, scheduler, samples)
 
 
 def outcome(setting: Setting, losses: list[float], got_grad: set[str]) -> Outcome:
     """Collect what a run left in `setting`."""
-    tensors = {name: tensor.detach().clone() for name, tensor in setting.model.named_parameters()}
-    tensors |= {name: tensor.detach().clone() for name, tensor in setting.model.named_buffers()}
+    tensors = {name: tensor.detach().cpu().clone() for name, tensor in setting.model.named_parameters()}
+    tensors |= {name: tensor.detach().cpu().clone() for name, tensor in setting.model.named_buffers()}
     for number, optimizer in enumerate(setting.optimizers):
         for index, state in optimizer.state_dict()["state"].items():
             for key, value in state.items():
                 if value is not None:
-                    tensors[f"optimizer {number}: {index}.{key}"] = torch.as_tensor(value).detach().clone()
+                    tensors[f"optimizer {number}: {index}.{key}"] = torch.as_tensor(value).detach().cpu().clone()
     names = [name for name, _ in setting.model.named_parameters() if name not in got_grad]
     rates = [float(group["lr"]) for optimizer in setting.optimizers for group in optimizer.param_groups]
     return Outcome(losses, tensors, names, rates)
@@ -86,11 +86,20 @@ def with_grad(model: nn.Module) -> set[str]:
     return {name for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
+def _to(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _to(part, device) for key, part in value.items()}
+    return type(value)(_to(part, device) for part in value)
+
+
 def _epochs(case: Case, setting: Setting) -> Iterator[list[Any]]:
     """Epochs of global batches, `STEPS` batches in all."""
     given = 0
+    device = next(setting.model.parameters()).device
     while given < STEPS:
-        epoch = list(DataLoader(setting.samples, case.batch_size))[: STEPS - given]
+        epoch = [_to(batch, device) for batch in DataLoader(setting.samples, case.batch_size)][: STEPS - given]
         given += len(epoch)
         yield epoch
 
@@ -109,9 +118,9 @@ def _update(case: Case, setting: Setting) -> set[str]:
     return had
 
 
-def train_in_groups(case: Case, dtype: torch.dtype) -> Outcome:
+def train_in_groups(case: Case, dtype: torch.dtype, device: str = "cpu") -> Outcome:
     """Each group of micro-batches updates by the mean over all its samples, or its whole count."""
-    setting = prepare(case, dtype)
+    setting = prepare(case, dtype, device)
     losses: list[float] = []
     had: set[str] = set()
     for epoch in _epochs(case, setting):
@@ -127,9 +136,9 @@ def train_in_groups(case: Case, dtype: torch.dtype) -> Outcome:
     return outcome(setting, losses, had)
 
 
-def train_in_loop(case: Case, dtype: torch.dtype) -> Outcome:
+def train_in_loop(case: Case, dtype: torch.dtype, device: str = "cpu") -> Outcome:
     """Each loss is divided by the number of micro-batches of a full group, whatever it holds."""
-    setting = prepare(case, dtype)
+    setting = prepare(case, dtype, device)
     losses: list[float] = []
     had: set[str] = set()
     for epoch in _epochs(case, setting):
