@@ -1,1 +1,7 @@
-"""placeholder"""
+"""Data: the order of global batches, each process's part of them, and what a step must know about a batch."""
+
+from manycard.data.feed import BatchInfo, Feed
+from manycard.data.loader import GlobalLoader
+from manycard.data.sampler import GlobalBatchSampler
+
+__all__ = ["BatchInfo", "Feed", "GlobalBatchSampler", "GlobalLoader"]

@@ -1,0 +1,189 @@
+"""Random draws of data loading: augmentation, shuffled streams, samplers.
+
+Behaviour:
+    * What a sample draws (with ``random``, ``numpy.random`` or ``torch``) is a function of the seed, the epoch and
+      the sample's place in the epoch's order. So draws differ between all samples, epochs, workers and ranks;
+      they are the same for every number of workers and cards, and the same again after a resume. A
+      ``worker_init_fn`` that gives every worker the same seed does no harm.
+    * A dataset that fetches a whole batch at once (``__getitems__``) is seeded once for each shard: its draws
+      repeat from one seed too, and depend on how the batch is cut.
+    * A stream is seeded once an epoch in each worker, alike on all ranks: ranks must see one stream to cut it.
+    * In the script's own process (``num_workers=0``) the process's random state is put back after each batch.
+      Loading data never moves the sequence that dropout or initialisation draws from.
+
+A generator that the dataset made for itself (``self.rng = numpy.random.default_rng(0)``) can't be seen from here:
+it is copied into every worker with its state, and is the dataset's own to seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
+
+__all__ = ["OwnDraws", "SeededSamples", "SeededStream", "Shard", "StartWorker", "mix", "seed_draws"]
+
+_WORD = (1 << 64) - 1
+
+
+def mix(*words: int) -> int:
+    """One 64-bit number from several, such that any change in one of them changes it all."""
+    entropy = [word & _WORD for word in words]
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
+
+
+def _of_place(key: int, place: int) -> int:
+    """The seed at `place` of the sequence `key` (the finaliser of SplitMix64; `mix` would cost 12 us a sample)."""
+    word = (key + (place + 1) * 0x9E3779B97F4A7C15) & _WORD
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
+    return word ^ (word >> 31)
+
+
+def seed_draws(seed: int) -> None:
+    """Seed ``random``, ``numpy.random`` and PyTorch's CPU generator from one 64-bit number."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    # Not torch.manual_seed, which seeds every GPU as well.
+    torch.default_generator.manual_seed(seed >> 1)
+
+
+class OwnDraws:
+    """A sequence of draws apart from the process's: ``with`` it, draws come from here, and after it all is as before.
+
+    Args:
+        seed: where the sequence starts.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._inside: tuple[Any, ...] | None = None
+        self._outside: tuple[Any, ...] = ()
+
+    def __enter__(self) -> OwnDraws:
+        self._outside = _states()
+        if self._inside is None:
+            seed_draws(self._seed)
+        else:
+            _restore(self._inside)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inside = _states()
+        _restore(self._outside)
+
+
+def _states() -> tuple[Any, ...]:
+    return random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()
+
+
+def _restore(states: tuple[Any, ...]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.default_generator.set_state(states[2])
+
+
+class Shard(NamedTuple):
+    """What a rank loads of one global batch."""
+
+    key: int
+    """The seed of the epoch's draws."""
+    place: int
+    """Where its first sample stands in the epoch's order; places of different samples differ."""
+    indices: list[Any]
+    """What the dataset is indexed with."""
+
+
+class SeededSamples(Dataset[Any]):
+    """A map-style dataset whose draws depend on nothing but the sample's place.
+
+    It is indexed with a `Shard`, as a batch or, where each item of the dataset is a batch, as an item.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self._draws = not _never_draws(dataset)
+        self._at_once = _fetches_batches(dataset)
+
+    def __getitem__(self, shard: Shard) -> Any:
+        seed_draws(_of_place(shard.key, shard.place))
+        return self.dataset[shard.indices[0]]
+
+    def __getitems__(self, shard: Shard) -> Any:
+        if not self._draws:
+            return [self.dataset[index] for index in shard.indices]
+        if self._at_once:
+            seed_draws(_of_place(shard.key, shard.place))
+            return self.dataset.__getitems__(shard.indices)
+        samples = []
+        for place, index in enumerate(shard.indices, shard.place):
+            seed_draws(_of_place(shard.key, place))
+            samples.append(self.dataset[index])
+        return samples
+
+
+def _never_draws(dataset: Any) -> bool:
+    """Whether seeding would be in vain: 11 us a sample are more than a TensorDataset takes to give one."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return type(dataset) is TensorDataset
+
+
+def _fetches_batches(dataset: Any) -> bool:
+    """Whether the dataset itself fetches batches; a Subset only hands them on."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return bool(getattr(dataset, "__getitems__", None))
+
+
+class SeededStream(IterableDataset[Any]):
+    """An iterable whose draws depend on nothing but the epoch and the worker.
+
+    A dataset with a ``set_epoch`` method (Hugging Face's streams) is told the epoch.
+
+    Args:
+        dataset: any iterable that can be walked again and again.
+        outlives_epochs: whether workers do, so that they must be told the epoch through shared memory.
+    """
+
+    def __init__(self, dataset: Any, *, outlives_epochs: bool) -> None:
+        self.dataset = dataset
+        self._epoch_and_key = torch.zeros(2, dtype=torch.int64)
+        if outlives_epochs:
+            self._epoch_and_key.share_memory_()  # type: ignore[no-untyped-call]
+
+    def start(self, epoch: int, key: int) -> None:
+        """Set the epoch, and the seed of its draws, that the next walk over the stream belongs to."""
+        self._epoch_and_key.copy_(torch.tensor([epoch, key >> 1]))
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, key = self._epoch_and_key.tolist()
+        worker = get_worker_info()
+        seed_draws(_of_place(key, worker.id if worker is not None else 0))
+        follow = getattr(self.dataset, "set_epoch", None)
+        if callable(follow):
+            follow(epoch)
+        return iter(self.dataset)
+
+
+class StartWorker:
+    """What runs first in each worker: the user's ``worker_init_fn``, to which ``get_worker_info()`` shows the
+    user's own dataset, not manycard's around it."""
+
+    def __init__(self, user: Callable[[int], object] | None) -> None:
+        self._user = user
+
+    def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        # WorkerInfo is frozen; its own dataset is what functions given as worker_init_fn open files on.
+        if info is not None and isinstance(info.dataset, SeededSamples | SeededStream):
+            object.__setattr__(info, "dataset", info.dataset.dataset)
+        if self._user is not None:
+            self._user(worker)

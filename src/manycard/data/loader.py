@@ -1,0 +1,303 @@
+"""The loader: walks global batches, and hands each process its part.
+
+Behaviour:
+    * Every rank walks the same global batches in the same order, the same number of them, and gets its contiguous
+      part of each: all ranks' parts together are the global batch, each sample once an epoch. Nothing is padded or
+      repeated, so evaluation is exact. A rank without a sample in a small batch gets a stand-in that counts 0.
+    * Each new iteration is the next epoch, in an order of its own; nobody calls ``set_epoch``. A loader with restored
+      state goes on in the middle of its epoch first.
+    * Before a batch is handed out, the feed is told how many samples it holds, how many of them count, and whether it
+      is the epoch's last. The feed is cleared when an epoch ends or is left.
+    * Its state is a number of global batches handed out, so it can be restored on any number of cards. What workers
+      have read ahead does not count. Leaving an epoch early (``break``) leaves the state in the middle of it: restored,
+      it goes on with the batch after; leaving at its last batch ends it.
+    * A stream (an iterable dataset) is read whole by every rank, which keeps its cut: right without splitting code,
+      at the cost of reading everything on every rank. It must give the same samples on every rank; draws from
+      ``random``, ``numpy.random`` and ``torch`` do, draws from a generator of the dataset's own may not.
+      Its workers split it or repeat it as they do under PyTorch.
+    * If a sampler of the user's draws different orders on the ranks, and ranks can compare, all of them raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from manycard.data.feed import BatchInfo, Feed
+from manycard.data.order import SamplerOrder, fingerprint
+from manycard.data.sampler import EpochOrder, GlobalBatchSampler, whole_number
+from manycard.data.source import Source, make_source
+from manycard.data.walk import make_walk
+from manycard.errors import CheckpointError, SettingError
+
+__all__ = ["GlobalLoader"]
+
+
+@dataclass
+class _Position:
+    """Where an iteration stands."""
+
+    epoch: int
+    batches: int = 0
+    """Global batches handed out in this epoch."""
+    order: int | None = None
+    """The fingerprint that the epoch's order must have; None where nothing is known of it."""
+    begun: bool = False
+    """Whether an iteration walks, or walked, from here."""
+    finished: bool = False
+    """Whether that iteration came to the epoch's end."""
+
+
+class GlobalLoader:
+    """Hand out this process's part of every global batch, epoch after epoch.
+
+    Args:
+        dataset: map-style, an iterable, or a `torch.utils.data.DataLoader` whose settings are taken over.
+        batch_size: samples in a global batch; left out for a DataLoader or with a ``batch_sampler``.
+        shuffle: draw a new order each epoch.
+        drop_last: leave out a last batch that is not full.
+        seed: what orders and draws come from.
+        rank: which process this is.
+        world_size: how many processes share each global batch.
+        feed: is told about each batch handed out.
+        num_workers: processes that load; 0 loads in this one.
+        collate_fn: joins samples to a batch; None for PyTorch's.
+        pin_memory: copy batches to pinned memory.
+        move: applied to each batch before it is handed out.
+        gather_objects: every rank's value, by rank. Where it is given, ranks take rank 0's seed and check that
+            they agree on the dataset's length and on orders that come from a sampler of the user's.
+        dataloader_kwargs: further settings of PyTorch's DataLoader: ``sampler``, ``batch_sampler``, ``generator``,
+            ``worker_init_fn``, ``persistent_workers``, ``prefetch_factor``, ``timeout``, ``multiprocessing_context``.
+
+    Raises:
+        SettingError: a setting has a value that can't work, or is given twice.
+
+    Example:
+        >>> loader = GlobalLoader(list(range(5)), 4, feed=Feed(), rank=1, world_size=2)
+        >>> [batch.tolist() for batch in loader]
+        [[2, 3], [4]]
+        >>> loader.feed.current is None
+        True
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        *,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        feed: Feed,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        move: Callable[[Any], Any] | None = None,
+        gather_objects: Callable[[Any], list[Any]] | None = None,
+        **dataloader_kwargs: Any,
+    ) -> None:
+        self.world_size = whole_number("world_size", world_size, 1, "give the number of ranks")
+        self.rank = whole_number("rank", rank, 0, "count ranks from 0")
+        if self.rank >= self.world_size:
+            raise SettingError("rank", rank, f"there are {world_size} ranks", fix="count ranks from 0")
+        self.feed = feed
+        self._move = move
+        self._gather = gather_objects if self.world_size > 1 else None
+        self._source = make_source(
+            dataset,
+            batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            seed=whole_number("seed", seed, 0, "give a number of at least 0"),
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            warn=self.rank == 0,
+            settings=dataloader_kwargs,
+        )
+        self._seed = self._agree_on_seed(self._source)
+        self._walk = make_walk(self._source, self.rank, self.world_size)
+        self._position = _Position(0)
+
+    # ---- what it walks -------------------------------------------------------------------------------------
+
+    @property
+    def dataset(self) -> Any:
+        """The user's dataset."""
+        return self._source.dataset
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples in a global batch; None where the dataset or a batch sampler decides."""
+        return self._source.batch_size
+
+    @property
+    def seed(self) -> int:
+        """What orders and draws come from, with the number of the epoch."""
+        return self._seed
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the newest iteration; before the first, the one that it will walk."""
+        return self._position.epoch
+
+    def __len__(self) -> int:
+        """Global batches an epoch, the same on every rank.
+
+        Raises:
+            TypeError: the dataset or sampler has no length.
+        """
+        if self._source.order is not None:
+            return len(self._source.order)
+        size = self._source.batch_size or 1
+        full, rest = divmod(len(self._source.dataset), size)
+        return full + (rest > 0 and not self._source.drop_last)
+
+    # ---- iterating -----------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the next epoch, or go on where restored state says."""
+        if self._position.begun:
+            self._position = _Position(self._position.epoch + 1)
+        self._position.begun = True
+        self.feed.current = None
+        return self._hand_out(self._position)
+
+    def _hand_out(self, position: _Position) -> Iterator[Any]:
+        shown: BatchInfo | None = None
+        walk = self._walk.batches(position.epoch, position.batches, self._seed, self._order_of(position))
+        try:
+            for batch, info in walk:
+                ready = batch if self._move is None else self._move(batch)
+                position.batches += 1
+                self.feed.current = shown = info
+                yield ready
+            position.finished = True
+        except GeneratorExit:
+            position.finished = shown is not None and shown.last
+            raise
+        finally:
+            walk.close()
+            # Another loader's batch may have been handed out meanwhile; it is not this one's to clear.
+            if self.feed.current is shown:
+                self.feed.current = None
+
+    def _order_of(self, position: _Position) -> EpochOrder:
+        """The epoch's order, after the checks that ranks and a checkpoint call for."""
+        order = self._source.order
+        if order is None:
+            return ()
+        order.seed = self._seed
+        batches = order.of_epoch(position.epoch)
+        if isinstance(order, GlobalBatchSampler):
+            return batches
+        print_ = fingerprint(batches)
+        if position.order is not None and position.order != print_:
+            raise CheckpointError(
+                f"the sampler gives another order for epoch {position.epoch} than when the checkpoint was made, so "
+                f"batch {position.batches} is not the next one",
+                fix="resume with the same dataset and sampler; one that draws from a generator of its own must draw "
+                "from random, numpy.random or torch instead, or start the next epoch with set_epoch",
+            )
+        position.order = print_
+        self._agree_on_order(print_, position.epoch)
+        return batches
+
+    # ---- agreeing between ranks ----------------------------------------------------------------------------
+
+    def _agree_on_seed(self, source: Source) -> int:
+        """Rank 0's seed on every rank, where ranks can talk; their datasets must be equally long."""
+        if self._gather is None:
+            return source.seed
+        told = self._gather((source.seed, source.length))
+        lengths = [length for _, length in told]
+        if any(length != lengths[0] for length in lengths):
+            raise SettingError(
+                "dataset",
+                type(source.dataset).__name__,
+                f"it has a different length on different ranks ({', '.join(map(str, lengths))})",
+                fix="make the same dataset on every rank",
+            )
+        return int(told[0][0])
+
+    def _agree_on_order(self, print_: int, epoch: int) -> None:
+        if self._gather is None:
+            return
+        told = self._gather(print_)
+        others = [str(rank) for rank, value in enumerate(told) if value != told[0]]
+        if others:
+            assert isinstance(self._source.order, SamplerOrder), "manycard's own order follows from the seed"
+            raise SettingError(
+                "sampler",
+                type(self._source.order.sampler).__name__,
+                f"in epoch {epoch} it draws another order on ranks {', '.join(others)} than on rank 0, so some samples "
+                "would be used twice and others never",
+                fix="let it draw from random, numpy.random or torch, which are seeded alike on all ranks for it, or "
+                "seed its own generator alike on all ranks",
+            )
+
+    # ---- resuming ------------------------------------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration; without it each iteration is one further.
+
+        Called with the epoch that restored state is in the middle of, it changes nothing.
+        """
+        epoch = whole_number("epoch", epoch, 0, "count epochs from 0")
+        if self._position.begun or self._position.epoch != epoch:
+            self._position = _Position(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the newest iteration stands, in global batches handed out, and what its order depends on."""
+        position = self._position
+        if position.finished:
+            position = _Position(position.epoch + 1)
+        return {
+            "epoch": position.epoch,
+            "batches": position.batches,
+            "order": position.order,
+            "seed": self._seed,
+            **self._settings(),
+        }
+
+    def _settings(self) -> dict[str, Any]:
+        """What must not change in the middle of an epoch."""
+        order = self._source.order
+        return {
+            "length": self._source.length,
+            "batch_size": self._source.batch_size,
+            "shuffle": order.shuffle if isinstance(order, GlobalBatchSampler) else None,
+            "drop_last": self._source.drop_last,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next iteration go on at the batch after the last one that was handed out.
+
+        Raises:
+            CheckpointError: `state` is not that of a loader.
+            SettingError: it stands in the middle of an epoch, and this loader's batches are not those of then.
+        """
+        try:
+            position = _Position(int(state["epoch"]), int(state["batches"]), state["order"])
+            seed = int(state["seed"])
+            then = {name: state[name] for name in self._settings()}
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"this is not the state of a loader ({type(error).__name__}: {error})",
+                fix="give what state_dict() of a loader returned",
+            ) from error
+        if position.batches:
+            for name, now in self._settings().items():
+                if now != then[name]:
+                    raise SettingError(
+                        name,
+                        now,
+                        f"the checkpoint was made with {then[name]!r}, {position.batches} batches into an epoch, so "
+                        "the next batch can't be found",
+                        fix=f"resume with {name}={then[name]!r}, or start an epoch anew with set_epoch",
+                    )
+        self._seed = seed
+        self._position = position
