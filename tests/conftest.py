@@ -71,7 +71,7 @@ def leaves_nothing_behind() -> Iterator[None]:
     grouped = dist.is_available() and dist.is_initialized()
     yield
     leaks = []
-    ignored = {"PYTEST_CURRENT_TEST"}
+    ignored = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}  # PyTorch sets its own
     now = dict(os.environ)
     changed = sorted(key for key in {*now, *environment} - ignored if now.get(key) != environment.get(key))
     if changed:
