@@ -195,7 +195,11 @@ def visible_now(infos: Sequence[CardInfo], why_none: str = "") -> Visible:
         if infos and not expected.cards:
             return Visible((), expected.said)
         return Visible((), (*expected.said, why_torch_sees_none(infos, why_none)))
-    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    try:
+        properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    except RuntimeError as failure:  # a process forked off one that had started CUDA, for instance
+        reason = str(failure).strip().split("\n")[0].rstrip(".")
+        return Visible(expected.cards, (*expected.said, f"torch can't tell which cards it sees: {reason}"))
     return match_properties(properties, infos, expected)
 
 

@@ -193,3 +193,16 @@ def test_a_torch_for_the_cpu_is_named(monkeypatch: pytest.MonkeyPatch):
     assert "built for the CPU only" in why_torch_sees_none(FOUR)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert "CUDA 13.0" in why_torch_sees_none(FOUR)
+
+
+def test_a_torch_that_fails_to_start_leaves_the_rules(monkeypatch: pytest.MonkeyPatch):
+    def fail(index: int) -> None:
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess.\nUse spawn")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", fail)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    visible = visible_now(FOUR)
+    assert order_of(visible) == [3, 1]
+    assert visible.said == ("torch can't tell which cards it sees: Cannot re-initialize CUDA in forked subprocess",)
