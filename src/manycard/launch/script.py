@@ -91,6 +91,8 @@ class Script:
         _set_first_path(os.getcwd() if self.is_module else os.path.dirname(os.path.realpath(self.name)))
         main = types.ModuleType("__main__")
         sys.modules["__main__"] = main
+        if "__mp_main__" in sys.modules:  # multiprocessing's second name for it, under which workers pickle
+            sys.modules["__mp_main__"] = main
         if self.is_module:
             # What `python -m` calls itself; runpy.run_module would take `__main__` away again at the end.
             runpy._run_module_as_main(self.name)  # type: ignore[attr-defined]

@@ -1,0 +1,110 @@
+"""Real processes for tests: started with a mark in their environment, by which whatever is left of them is found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from manycard import errors
+
+MARK = "MANYCARD_TEST_MARK"
+SOURCE = str(Path(errors.__file__).resolve().parents[1])
+
+
+@dataclass(frozen=True)
+class Playground:
+    """A folder for scripts, one for temporary files, and the mark of the processes started from here."""
+
+    folder: Path
+    temporary: Path
+    mark: str
+
+    def write(self, name: str, text: str) -> str:
+        """Write a script and return its path."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        return str(path)
+
+    def environment(self) -> dict[str, str]:
+        """The environment of a process started from here."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("MANYCARD_")}
+        paths = [SOURCE, *filter(None, [os.environ.get("PYTHONPATH")])]
+        return kept | {
+            MARK: self.mark,
+            "TMPDIR": str(self.temporary),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(paths),
+        }
+
+    def start(self, *words: str, **settings: object) -> subprocess.Popen[str]:
+        """Start ``python *words``."""
+        return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
+            [sys.executable, *words],
+            cwd=self.folder,
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **settings,
+        )
+
+    def run(self, *words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run ``python *words`` to its end."""
+        with self.start(*words) as process:
+            try:
+                out, err = process.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+    def left(self) -> list[psutil.Process]:
+        """Processes with the mark that still run, this one apart."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.pid != os.getpid() and process.environ().get(MARK) == self.mark:
+                    found.append(process)
+            except (psutil.Error, OSError):
+                pass
+        return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+    def nothing_left(self, seconds: float = 5.0) -> bool:
+        """Whether every marked process has ended within `seconds`, and no temporary file is left."""
+        return wait_until(lambda: not self.left(), seconds) and wait_until(
+            lambda: not list(self.temporary.iterdir()), seconds
+        )
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether `condition` comes true within `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@contextmanager
+def playground(folder: Path) -> Iterator[Playground]:
+    """Make one, and kill what a failing test leaves."""
+    place = Playground(folder / "work", folder / "tmp", uuid.uuid4().hex)
+    place.folder.mkdir()
+    place.temporary.mkdir()
+    try:
+        yield place
+    finally:
+        for process in place.left():
+            process.kill()
