@@ -174,6 +174,10 @@ def _describe(batch: Any) -> str:
     return f"a {type(batch).__name__} of {', '.join(_describe(part) for _, part in parts[:4]) or 'nothing'}"
 
 
+Take = Callable[[Tensor, "int | None", int], Tensor]
+"""Takes a tensor of the batch and gives the shard's: rows ``start .. start + size``, or all of it (start None)."""
+
+
 def cut(batch: Any, sizes: Sequence[int], dim: int = 0) -> list[Any]:
     """Cut `batch` into one shard for each of `sizes`, in order; tensors become views.
 
@@ -185,20 +189,27 @@ def cut(batch: Any, sizes: Sequence[int], dim: int = 0) -> list[Any]:
     Returns:
         As many nestings as there are sizes. What is not cut is the same object in each.
     """
-    total = sum(sizes)
-    starts = [sum(sizes[:index]) for index in range(len(sizes))]
-    return [_part(batch, total, start, size, dim) for start, size in zip(starts, sizes, strict=True)]
+
+    def take(tensor: Tensor, start: int | None, size: int) -> Tensor:
+        return tensor if start is None else tensor.narrow(dim, start, size)
+
+    return [take_shard(batch, sizes, position, dim, take) for position in range(len(sizes))]
 
 
-def _part(value: Any, total: int, start: int, size: int, dim: int) -> Any:
+def take_shard(batch: Any, sizes: Sequence[int], position: int, dim: int, take: Take) -> Any:
+    """The shard at `position`, with `take` choosing how each tensor is taken."""
+    return _part(batch, sum(sizes), sum(sizes[:position]), sizes[position], dim, take)
+
+
+def _part(value: Any, total: int, start: int, size: int, dim: int, take: Take) -> Any:
     if isinstance(value, Tensor):
-        return value.narrow(dim, start, size) if _has(value, dim) and value.size(dim) == total else value
+        return take(value, start if _has(value, dim) and value.size(dim) == total else None, size)
     parts = children(value)
     if parts is None:
         return value
     if _is_list_of_samples(value, total, dim):
-        return type(value)(value[start : start + size])
-    return rebuild(value, [_part(part, total, start, size, dim) for _, part in parts])
+        return [map_tensors(lambda tensor: take(tensor, None, size), item) for item in value[start : start + size]]
+    return rebuild(value, [_part(part, total, start, size, dim, take) for _, part in parts])
 
 
 def _is_list_of_samples(value: Any, total: int, dim: int) -> bool:

@@ -83,6 +83,12 @@ class ModuleCopier:
         if id(value) in self._memo:
             return self._memo[id(value)]
         if isinstance(value, Tensor):
+            if value.requires_grad and value.is_leaf:
+                raise ModelError(
+                    f"attribute {path} is a tensor that requires gradients and is no registered parameter, so its"
+                    " gradient from other cards would be lost",
+                    fix="register it: an nn.Parameter as an attribute of its module, or an nn.ParameterList",
+                )
             return self._remember(value, self._tensor(value))
         if type(value) in _LOCKS:
             return self._remember(value, _LOCKS[type(value)]())
@@ -131,8 +137,7 @@ class ModuleCopier:
     def _tensor(self, tensor: Tensor) -> Tensor:
         if tensor.device.type == "cpu" and self._device.type != "cpu":
             return tensor.detach().clone()
-        made = torch.empty_like(tensor.detach(), device=self._device).copy_(tensor.detach())
-        return made.requires_grad_(tensor.requires_grad and tensor.is_leaf)
+        return torch.empty_like(tensor.detach(), device=self._device).copy_(tensor.detach())
 
     def _generator(self, generator: torch.Generator) -> torch.Generator:
         on_card = generator.device.type == self._device.type and self._device.type != "cpu"

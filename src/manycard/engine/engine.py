@@ -91,7 +91,7 @@ class Engine:
             LossError: no card's loss depends on a parameter.
         """
         samples, shards, sizes = self.cut(batch)
-        self._initialise_lazy(lambda: loss_fn(self.replicas.module, move(shards[0], self.device)))
+        self.initialise_lazy(lambda: loss_fn(self.replicas.module, move(shards[0], self.device)))
         buckets = self._prepare_training()
 
         def shard_job(position: int) -> tuple[Tensor, Any, bool]:
@@ -121,7 +121,7 @@ class Engine:
         sizes = shard_sizes(samples, len(self.cards))
         return samples, cut(batch, sizes), sizes
 
-    def _initialise_lazy(self, forward: Callable[[], Any]) -> None:
+    def initialise_lazy(self, forward: Callable[[], Any]) -> None:
         """Let lazy parameters find their shapes on the primary before replicas are made."""
         if self.replicas.generation or not self.replicas.lazy:
             return
@@ -153,7 +153,7 @@ class Engine:
             if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
                 name = [name for name, _ in self.replicas.module.named_parameters()][index]
                 raise ModelError(
-                    f"parameter {name} has a gradient hook, which would see each card's part of the gradient in train_step",
+                    f"parameter {name} has a gradient hook, which in train_step would see one card's part only",
                     fix="write the loop out: with model(x) and parallel.backward(loss), hooks see the whole gradient",
                 )
 
@@ -234,6 +234,9 @@ class Engine:
 
         jobs = [partial(shard_job, card) if size else None for card, size in enumerate(sizes)]
         return [result for result, job in zip(self.threads.run(jobs), jobs, strict=True) if job is not None]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """An engine is never copied: a copy of what holds it makes its own, or runs on one card."""
 
     def close(self) -> None:
         """End the card threads."""

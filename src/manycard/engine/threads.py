@@ -19,6 +19,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, cast
@@ -219,8 +220,10 @@ class CardThreads:
     def _run_here(self, position: int, job_round: _Round, job: Job) -> None:
         before = current_place()
         _here.place = Place(self, position)
+        device = self.devices[position]
         try:
-            _run_job(position, job_round, self.generators, job)
+            with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+                _run_job(position, job_round, self.generators, job)
         finally:
             _here.place = before
 

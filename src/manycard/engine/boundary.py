@@ -1,0 +1,344 @@
+"""One call of a module, spread over the cards, as one node of the script's autograd graph.
+
+The node is a *boundary*: its inputs are the call's whole inputs and the primary's parameters, its outputs the whole
+outputs. Inside, each card has a graph of its own, from detached shards to the shard's outputs, and autograd never
+sees a graph that spans cards. So backward runs on all cards at once, and hooks, ``autograd.grad``,
+``retain_graph`` and input gradients act on the script's own parameters exactly as on one card.
+
+Forward: each card's thread runs its replica on its shard; the primary's runs in the calling thread.
+Backward: each card's thread runs the backward pass of its own graph. The card whose autograd thread called runs
+    its own right there: from another thread it would wait for itself. Gradients are added up on the primary.
+With ``create_graph=True``: the forward pass is repeated on one graph that spans the cards, with the same random
+    draws, and differentiated there; slower, and differentiable any number of times.
+
+Refused, because a backward pass would lose gradients or wait for itself: a graph of one card that holds a tensor of
+another, such as a parameter caught in a closure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from manycard.engine.batch import Join, join_values, map_tensors, plan_join, take_shard, tensors_in
+from manycard.engine.context import ThreadContext
+from manycard.engine.engine import Engine
+from manycard.engine.gradient_sum import GradientSum
+from manycard.engine.graph_check import GraphCheck
+from manycard.engine.sync_batchnorm import SyncedBatchNorm
+from manycard.errors import ModelError
+
+__all__ = ["SpreadCall"]
+
+_USED_TWICE = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been"
+    " freed). Specify retain_graph=True if you need to backward through the graph a second time."
+)
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """One tensor of the joined output: the cards' tensors it is made of, and how."""
+
+    positions: tuple[int, ...]
+    parts: tuple[Tensor, ...]
+    join: Join | None
+    """None for a tensor that one card alone has."""
+
+    def joined(self, device: torch.device) -> Tensor:
+        moved = [part.detach().to(device, non_blocking=True) for part in self.parts]
+        return self.join.join(moved) if self.join is not None else moved[0]
+
+    def gradient(self, whole: Tensor, index: int) -> Tensor:
+        return self.join.gradient(whole, index) if self.join is not None else whole
+
+
+@dataclass
+class _Shard:
+    """One card's side of the call."""
+
+    inputs: list[tuple[int, int | None, Tensor]] = field(default_factory=list)
+    """Of each tensor that requires a gradient: index among those of the whole, first row, and the card's leaf."""
+
+
+class SpreadCall:
+    """One call of `engine`'s module.
+
+    Args:
+        engine: its replicas are up to date.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+        sizes: samples of each card; at least two cards have some.
+        dim: the dimension that counts samples.
+        output: position of the card on which outputs are joined.
+        check: remembers which graphs have been looked at.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        sizes: Sequence[int],
+        dim: int,
+        output: int,
+        check: GraphCheck,
+    ) -> None:
+        self._engine = engine
+        self._batch = (args, kwargs)
+        self._sizes = list(sizes)
+        self._dim = dim
+        self._output = output
+        self._check = check
+        self._active = [position for position, size in enumerate(sizes) if size]
+        self._shards = {position: _Shard() for position in self._active}
+        self._leaves: list[_Leaf] = []
+        self._value: Any = None
+        self._spent = False
+
+    def run(self) -> Any:
+        """Run forward and return the joined output, attached to the script's graph where gradients are enabled."""
+        if not torch.is_grad_enabled():
+            return self._join(self._engine.threads.run(self._jobs(self._forward), here=0))
+        self._whole = [tensor for tensor in tensors_in(self._batch) if tensor.requires_grad]
+        self._index = {id(tensor): index for index, tensor in enumerate(self._whole)}
+        parameters = self._trainable(0)
+        if not self._whole and not parameters:
+            return self._join(self._engine.threads.run(self._jobs(self._forward), here=0))
+        outputs = iter(_Boundary.apply(self, *self._whole, *parameters))
+        # The outputs hold this call through their graph; it must not hold them.
+        value, self._value = self._value, None
+        return map_tensors(lambda _: next(outputs), value)
+
+    def _jobs(self, job: Callable[[int], Any]) -> list[Callable[[], Any] | None]:
+        return [partial(job, position) if size else None for position, size in enumerate(self._sizes)]
+
+    def _trainable(self, position: int) -> list[nn.Parameter]:
+        return [parameter for parameter in self._engine.replicas.parameters[position] if parameter.requires_grad]
+
+    # ---- forward -------------------------------------------------------------------------------------------
+
+    def _forward(self, position: int) -> Any:
+        """Run one card's replica on its shard, without a graph."""
+        device = self._engine.cards[position].device
+
+        def take(tensor: Tensor, start: int | None, size: int) -> Tensor:
+            part = tensor if start is None else tensor.narrow(self._dim, start, size)
+            return part.to(device, non_blocking=True)
+
+        args, kwargs = take_shard(self._batch, self._sizes, position, self._dim, take)
+        return self._engine.replicas.modules[position](*args, **kwargs)
+
+    def _forward_with_graph(self, position: int) -> Any:
+        """Run one card's replica on its shard, building the card's own graph from detached leaves."""
+        device, shard = self._engine.cards[position].device, self._shards[position]
+
+        def take(tensor: Tensor, start: int | None, size: int) -> Tensor:
+            part = tensor.detach() if start is None else tensor.detach().narrow(self._dim, start, size)
+            part = part.to(device, non_blocking=True)
+            if tensor.requires_grad:
+                shard.inputs.append((self._index[id(tensor)], start, part.requires_grad_()))
+            return part
+
+        with torch.enable_grad():
+            args, kwargs = take_shard(self._batch, self._sizes, position, self._dim, take)
+            nodes = torch._C._autograd._get_sequence_nr()
+            value = self._engine.replicas.modules[position](*args, **kwargs)
+            self._check.look(position, device, torch._C._autograd._get_sequence_nr() - nodes, value)
+        return value
+
+    def forward_with_graph(self) -> list[Tensor]:
+        """Run all cards and return the joined output tensors, detached."""
+        self.context = ThreadContext.capture(self._engine.threads.devices)
+        self._draws = (self._engine.generators.state_dict(), torch.get_rng_state())
+        self._parameters = {position: self._trainable(position) for position in self._active}
+        values = self._engine.threads.run(self._jobs(self._forward_with_graph), here=0)
+        self._check.compare()
+        self._value = self._join(values)
+        return list(tensors_in(self._value))
+
+    @property
+    def differentiable(self) -> list[bool]:
+        """Of each output tensor, whether any card's part depends on a parameter or an input's gradient."""
+        return [any(part.requires_grad for part in leaf.parts) for leaf in self._leaves]
+
+    def _join(self, values: list[Any]) -> Any:
+        device = self._engine.cards[self._output].device
+        sizes = [self._sizes[position] for position in self._active]
+        self._leaves = []
+
+        def join_leaf(name: str, pairs: list[tuple[int, Tensor]]) -> Tensor:
+            parts = tuple(tensor for _, tensor in pairs)
+            join = plan_join(parts, sizes, self._dim, name) if len(pairs) == len(sizes) else None
+            self._leaves.append(_Leaf(tuple(self._active[index] for index, _ in pairs), parts, join))
+            return self._leaves[-1].joined(device)
+
+        return join_values([values[position] for position in self._active], sizes, self._dim, join_leaf)
+
+    # ---- backward ------------------------------------------------------------------------------------------
+
+    def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Gradients of the whole inputs and of the primary's parameters, given those of the outputs."""
+        if self._spent:
+            raise RuntimeError(_USED_TWICE)
+        keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        total = GradientSum(self._engine.cards, self._parameters[0], self._engine.collective)
+        here = self._output if self._output in self._active else None
+        jobs = self._jobs(lambda position: self._backward_shard(position, gradients, keep, total))
+        pieces = self._engine.threads.run(jobs, here=here)
+        if not keep:
+            self._release()
+        inputs = [self._input_gradient(index, pieces) for index in range(len(self._whole))]
+        return [*inputs, *total.on_primary()]
+
+    def _backward_shard(
+        self, position: int, gradients: Sequence[Tensor | None], keep: bool, total: GradientSum
+    ) -> list[tuple[int, int | None, Tensor | None]]:
+        """Run one card's backward pass; gives its parts of the input gradients."""
+        device = self._engine.cards[position].device
+        roots, of_roots = [], []
+        for part, whole, leaf, index in self._parts_of(position, gradients):
+            roots.append(part)
+            of_roots.append(leaf.gradient(whole, index).to(device, non_blocking=True))
+        parameters, inputs = self._parameters[position], self._shards[position].inputs
+        kept = [parameter.grad for parameter in parameters]
+        hooks = _suspend_hooks(parameters) if position == 0 else []
+        try:
+            for parameter in parameters:
+                parameter.grad = None
+            if roots:
+                torch.autograd.backward(roots, of_roots, retain_graph=keep)
+            total.collect(position, [parameter.grad for parameter in parameters])
+            found = [(index, start, leaf.grad) for index, start, leaf in inputs]
+        finally:
+            for parameter, gradient in zip(parameters, kept, strict=True):
+                parameter.grad = gradient
+            for registered, held in hooks:
+                registered.update(held)
+            for _, _, leaf_input in inputs:
+                leaf_input.grad = None
+        return found
+
+    def _parts_of(
+        self, position: int, gradients: Sequence[Tensor | None], own: Sequence[Tensor] | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, _Leaf, int]]:
+        """A card's output tensors that take part in backward, with the whole's gradient and how to cut it.
+
+        Args:
+            own: the card's output tensors; those of the forward pass where None.
+        """
+        number = 0
+        for leaf, whole in zip(self._leaves, gradients, strict=True):
+            if position not in leaf.positions:
+                continue
+            index = leaf.positions.index(position)
+            part = leaf.parts[index] if own is None else own[number]
+            number += 1
+            if whole is not None and part.requires_grad:
+                yield part, whole, leaf, index
+
+    def _input_gradient(self, index: int, pieces: Sequence[Any]) -> Tensor | None:
+        """Join the cards' parts of one whole input's gradient."""
+        whole = self._whole[index]
+        total: Tensor | None = None
+        for piece in pieces:
+            for of, start, gradient in piece or ():
+                if of != index or gradient is None:
+                    continue
+                gradient = gradient.to(whole.device, non_blocking=True)
+                if total is None:
+                    total = torch.zeros_like(whole)
+                target = total if start is None else total.narrow(self._dim, start, gradient.size(self._dim))
+                target.add_(gradient)
+        return total
+
+    def _release(self) -> None:
+        """Let go of the cards' graphs after their only backward pass."""
+        self._spent = True
+        self._leaves = []
+        self._shards = {}
+        self._batch = ((), {})
+
+    # ---- backward of backward ------------------------------------------------------------------------------
+
+    def backward_with_graph(
+        self, saved: Sequence[Tensor], gradients: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """As `backward`, on a graph of its own, so that the result can be differentiated again."""
+        if any(isinstance(part, SyncedBatchNorm) for part in self._engine.replicas.module.modules()):
+            raise ModelError(
+                "create_graph=True doesn't go through BatchNorm synchronised between cards",
+                fix="use GroupNorm or LayerNorm in the part that needs a gradient of a gradient",
+            )
+        wholes = [tensor.view_as(tensor) for tensor in saved]
+        total: list[Tensor | None] = [None] * len(wholes)
+        with self._engine.generators.preserved():
+            self._engine.generators.load_state_dict(self._draws[0])
+            torch.set_rng_state(self._draws[1])
+            outputs = {position: self._repeat(position, wholes) for position in self._active}
+        for position in self._active:
+            roots, of_roots = [], []
+            for part, whole, leaf, index in self._parts_of(position, gradients, outputs[position]):
+                roots.append(part)
+                of_roots.append(leaf.gradient(whole, index).to(part.device))
+            if roots:
+                found = torch.autograd.grad(roots, wholes, of_roots, create_graph=True, allow_unused=True)
+                total = [a if b is None else b if a is None else a + b for a, b in zip(total, found, strict=True)]
+        return total
+
+    def _repeat(self, position: int, wholes: Sequence[Tensor]) -> list[Tensor]:
+        """Run one card's forward pass again, as a function of the whole inputs and the primary's parameters."""
+        device, module = self._engine.cards[position].device, self._engine.replicas.modules[position]
+        inputs = {id(tensor): wholes[index] for index, tensor in enumerate(self._whole)}
+
+        def take(tensor: Tensor, start: int | None, size: int) -> Tensor:
+            tensor = inputs.get(id(tensor), tensor)
+            part = tensor if start is None else tensor.narrow(self._dim, start, size)
+            return part.to(device)
+
+        names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        swapped = dict(zip(names, (whole.to(device) for whole in wholes[len(self._whole) :]), strict=True))
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        self._engine.generators.enter(position)
+        try:
+            with self.context.entered(device), torch.enable_grad():
+                args, kwargs = take_shard(self._batch, self._sizes, position, self._dim, take)
+                value = functional_call(module, {**swapped, **buffers}, args, kwargs)
+        finally:
+            self._engine.generators.leave(position)
+        return list(tensors_in(value))
+
+
+def _suspend_hooks(parameters: Sequence[nn.Parameter]) -> list[tuple[dict[int, Any], dict[int, Any]]]:
+    """Empty the parameters' hook tables, so that hooks run once, on the whole gradient."""
+    tables = [parameter._backward_hooks for parameter in parameters]
+    tables += [parameter._post_accumulate_grad_hooks for parameter in parameters]
+    suspended = [(table, dict(table)) for table in tables if table]
+    for table, _ in suspended:
+        table.clear()
+    return suspended
+
+
+class _Boundary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: SpreadCall, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        outputs = call.forward_with_graph()
+        ctx.call = call
+        ctx.save_for_backward(*tensors)
+        ctx.mark_non_differentiable(
+            *(output for output, varies in zip(outputs, call.differentiable, strict=True) if not varies)
+        )
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            return None, *ctx.call.backward_with_graph(ctx.saved_tensors, gradients)
+        return None, *ctx.call.backward(gradients)
