@@ -71,14 +71,14 @@ class Playground:
 
     def left(self) -> list[psutil.Process]:
         """Processes with the mark that still run, this one apart."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.pid != os.getpid() and process.environ().get(MARK) == self.mark:
-                    found.append(process)
-            except (psutil.Error, OSError):
-                pass
-        return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+        return [process for process in psutil.process_iter() if self._runs_here(process)]
+
+    def _runs_here(self, process: psutil.Process) -> bool:
+        try:
+            marked = process.pid != os.getpid() and process.environ().get(MARK) == self.mark
+            return marked and process.status() != psutil.STATUS_ZOMBIE
+        except (psutil.Error, OSError):  # it has ended, or is somebody else's
+            return False
 
     def nothing_left(self, seconds: float = 5.0) -> bool:
         """Whether every marked process has ended within `seconds`, and no temporary file is left."""

@@ -1,0 +1,54 @@
+"""What the commands share: options that mean the same everywhere, and how they talk.
+
+* Standard output is for results, and with ``--json`` for one JSON document and nothing else.
+* Everything that is said about the work goes to standard error, a line each, beginning with ``manycard:``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["CardsOption", "JsonOption", "PrecisionOption", "print_json", "say"]
+
+CardsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cards",
+        metavar="CARDS",
+        help="Which cards to use: 'all', 'auto' (free ones), 'auto:N' (at most N of them), a count such as 2, a list "
+        "such as 0,2 ('0,' is card 0 alone), or cpu:N for N cards simulated on the CPU.",
+        show_default=False,
+    ),
+]
+"""``--cards``; None where it was not given."""
+
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        metavar="PRECISION",
+        help="fp32, tf32, bf16, fp16, or default (what PyTorch's own flags say).",
+        show_default=False,
+    ),
+]
+"""``--precision``; None where it was not given."""
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
+]
+"""``--json``."""
+
+
+def say(text: str) -> None:
+    """Tell the user something about the work, on standard error."""
+    for line in text.splitlines():
+        print(f"manycard: {line}", file=sys.stderr, flush=True)
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """Print the one JSON document of a command."""
+    print(json.dumps(document, indent=2), flush=True)

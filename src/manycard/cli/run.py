@@ -1,0 +1,238 @@
+"""``manycard run``: run a script on the cards.
+
+Behaviour:
+    * The script runs in this process, exactly as under ``python``, unless its strategy has one process a card: then
+      ranks are started and it runs in each. A script that asks for such a strategy by itself is run in place until
+      it says so (`NeedsRanks`); what it had done to this process is dropped by starting this command afresh.
+    * ``--strategy``, ``--cards`` and ``--precision`` reach `Parallel` through the environment and win over the
+      script's own; `Parallel` says so.
+    * What can't work (no such script, strategy or card) is refused before anything starts: one line, status 2.
+    * A script that raises prints its own traceback and ends with status 1; ``sys.exit(3)`` ends with 3. In ranks,
+      the first failure is the one that is printed.
+    * With ``--json`` the script's own output goes to standard error, and the document follows at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+import manycard
+from manycard.cards import Card, choose_cards
+from manycard.cli.options import CardsOption, JsonOption, PrecisionOption, print_json, say
+from manycard.errors import NeedsRanks, RankFailed, StrategyError
+from manycard.launch import Script, cards_setting, exit_status, launch_script, own_traceback
+from manycard.precision import make_precision
+from manycard.strategies import STRATEGIES
+
+__all__ = ["run"]
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What the command line asks for, checked."""
+
+    script: Script
+    strategy: str | None
+    cards: str | None
+    precision: str | None
+    as_json: bool
+
+    def __post_init__(self) -> None:
+        self.script.check()
+        if self.strategy is not None and self.strategy not in STRATEGIES:
+            known = ", ".join(STRATEGIES)
+            raise StrategyError("--strategy", self.strategy, "there is no such strategy", fix=f"choose one of {known}")
+        if self.precision is not None:
+            make_precision(self.precision)
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether ranks are to be started at once."""
+        return self.strategy is not None and STRATEGIES[self.strategy].ranks
+
+    def words(self, strategy: str, cards: str) -> list[str]:
+        """The command line that asks for the same with `strategy` and `cards`."""
+        precision = ["--precision", self.precision] if self.precision else []
+        as_json = ["--json"] if self.as_json else []
+        return ["run", "--strategy", strategy, "--cards", cards, *precision, *as_json, *self.script.argv]
+
+    def environment(self) -> dict[str, str]:
+        """What `Parallel` reads, besides the cards."""
+        pairs = {"MANYCARD_STRATEGY": self.strategy, "MANYCARD_PRECISION": self.precision}
+        return {name: value for name, value in pairs.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """How a run ended."""
+
+    status: int
+    failed: RankFailed | None = None
+
+
+def run(
+    script: Annotated[str, typer.Argument(help="A Python script; with -m, a module's name.", show_default=False)],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ARGS", help="What follows is the script's own.", show_default=False),
+    ] = None,
+    *,
+    module: Annotated[bool, typer.Option("-m", help="Run SCRIPT as a module, as python -m does.")] = False,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            "--strategy",
+            metavar="STRATEGY",
+            help=f"How to spread the work, instead of what the script says: {', '.join(STRATEGIES)}.",
+            show_default=False,
+        ),
+    ] = None,
+    cards: CardsOption = None,
+    precision: PrecisionOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Run a script on all the cards.
+
+    The script runs as it does under python: same arguments, same imports, same exit status. Options of manycard
+    come before SCRIPT; everything after it belongs to the script.
+
+    \b
+    Examples:
+      manycard run train.py --epochs 3
+      manycard run --strategy ddp --cards 0,2 train.py
+      manycard run --cards cpu:2 --precision fp32 -m project.train --lr 0.1
+    """
+    request = _Request(Script(script, tuple(arguments or ()), module), strategy, cards, precision, as_json)
+    start = time.monotonic()
+    folder, environment = os.getcwd(), dict(os.environ)
+    chosen = _choose(cards or "all") if cards or request.has_ranks else ()
+    try:
+        with _output_to_stderr() if as_json else contextlib.nullcontext():
+            outcome = _in_ranks(request, chosen) if request.has_ranks else _in_place(request, chosen)
+    except NeedsRanks as error:
+        _start_afresh(request, error, folder, environment)
+    if as_json:
+        print_json(_document(request, chosen, outcome, time.monotonic() - start))
+    if outcome.failed is not None and not as_json:
+        raise outcome.failed
+    return outcome.status
+
+
+def _choose(spec: str) -> tuple[Card, ...]:
+    choice = choose_cards(spec)
+    say(choice.describe())
+    return choice.cards
+
+
+def _in_ranks(request: _Request, cards: Sequence[Card]) -> _Outcome:
+    try:
+        launch_script(request.script.argv, cards, request.environment())
+    except RankFailed as failed:
+        return _Outcome(failed.exit_code if failed.exit_code > 0 else 1, failed)
+    return _Outcome(0)
+
+
+def _in_place(request: _Request, cards: Sequence[Card]) -> _Outcome:
+    os.environ.update(request.environment())
+    if cards:
+        os.environ["MANYCARD_CARDS"] = cards_setting(cards)
+    with _noticing(manycard.Parallel, manycard.DataParallel) as made:
+        try:
+            request.script.run()
+        except SystemExit as exit_request:
+            status, text = exit_status(exit_request)
+            print(text, end="", file=sys.stderr)
+            if status != 0:
+                return _Outcome(status)
+        except (KeyboardInterrupt, NeedsRanks):
+            raise
+        except BaseException as error:
+            error = error.with_traceback(own_traceback(error))
+            sys.excepthook(type(error), error, error.__traceback__)
+            return _Outcome(1)
+    if not made:
+        say(f"ran on one card: {request.script.name} doesn't use manycard (no mc.Parallel, no mc.DataParallel)")
+    return _Outcome(0)
+
+
+@contextlib.contextmanager
+def _noticing(*kinds: type[Any]) -> Iterator[list[type[Any]]]:
+    """Note which of `kinds` are made meanwhile."""
+    made: list[type[Any]] = []
+    originals = {kind: kind.__init__ for kind in kinds}
+
+    def noting(kind: type[Any]) -> Any:
+        @functools.wraps(originals[kind])
+        def note_and_make(self: Any, *args: Any, **settings: Any) -> None:
+            made.append(kind)
+            originals[kind](self, *args, **settings)
+
+        return note_and_make
+
+    for kind in kinds:
+        kind.__init__ = noting(kind)
+    try:
+        yield made
+    finally:
+        for kind, original in originals.items():
+            kind.__init__ = original
+
+
+@contextlib.contextmanager
+def _output_to_stderr() -> Iterator[None]:
+    """Send everything written to standard output, by child processes too, to standard error."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+def _start_afresh(request: _Request, error: NeedsRanks, folder: str, environment: dict[str, str]) -> NoReturn:
+    """Replace this process by one that starts ranks: the script may hold memory of a card, threads, files."""
+    strategy = getattr(error, "strategy", None) or "ddp"
+    cards = request.cards or getattr(error, "cards", None) or "all"
+    say(f"{request.script.name} asks for one process per card (strategy {strategy}): starting ranks")
+    for child in multiprocessing.active_children():
+        child.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.chdir(folder)
+    root = str(Path(manycard.__file__).resolve().parents[1])
+    # '' is the working folder, where a file of the user's could stand in for a module.
+    start = (
+        f"import sys; sys.path[:] = [p for p in sys.path if p] + [{root!r}]; "
+        "from manycard.cli import main; sys.exit(main())"
+    )
+    words = [sys.executable, "-c", start, *request.words(strategy, str(cards))]
+    os.execve(sys.executable, words, environment)
+
+
+def _document(request: _Request, cards: Sequence[Card], outcome: _Outcome, seconds: float) -> dict[str, Any]:
+    failed = outcome.failed
+    return {
+        "script": request.script.name,
+        "strategy": request.strategy,
+        "cards": [card.name for card in cards] or None,
+        "ranks": len(cards) if request.has_ranks else None,
+        "status": outcome.status,
+        "seconds": round(seconds, 3),
+        "failed_rank": failed.rank if failed else None,
+        "error": str(failed) if failed else None,
+        "traceback": failed.trace if failed else None,
+    }
