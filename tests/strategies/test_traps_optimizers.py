@@ -6,6 +6,8 @@ tests/unit/engine/test_data_parallel_*.py.
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
@@ -50,7 +52,7 @@ def test_optimizer_state_loads_into_every_card(make: Make) -> None:
     for (index, mine), (_, theirs) in zip(both.mine.state_dict()["state"].items(), state["state"].items(), strict=True):
         close(theirs["momentum_buffer"], mine["momentum_buffer"], f"state {index}")
     doubled = {**state, "state": {i: {"momentum_buffer": s["momentum_buffer"] * 2} for i, s in state["state"].items()}}
-    both.mine.load_state_dict(doubled)
+    both.mine.load_state_dict(copy.deepcopy(doubled))  # loading keeps the tensors it is given
     both.theirs.load_state_dict(doubled)
     for step in range(3):
         both.train(rows(7, step))
