@@ -8,6 +8,8 @@ Behaviour, in this order:
        LOCAL_RANK, MASTER_ADDR and MASTER_PORT are in its environment, and no argument is added.
     4. A failure is written to FOLDER, for the launcher to print the first one of all ranks; this process prints
        nothing. The exit status is the script's own.
+    5. When the script ends well in several ranks that never joined in a process group, rank 0 says so: each of them
+       has then done all of the work by itself.
 
 It is started by its path, not by ``-m``, so that nothing in the working folder can stand in for a module that is
 imported here.
@@ -22,12 +24,14 @@ if __name__ == "__main__":
 
 import contextlib
 import ctypes
+import functools
 import io
 import os
 import signal
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
@@ -63,6 +67,22 @@ def _formatted(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
+def _note_groups() -> list[bool]:
+    """The list that is returned fills when the script joins its ranks in a process group."""
+    import torch.distributed as dist
+
+    joined: list[bool] = []
+    init_process_group = dist.init_process_group
+
+    @functools.wraps(init_process_group)
+    def note_and_init(*args: Any, **settings: Any) -> None:
+        joined.append(True)
+        init_process_group(*args, **settings)
+
+    dist.init_process_group = note_and_init
+    return joined
+
+
 def _main(folder: str, launcher: str, devices: str, *argv: str) -> int:
     _die_with(int(launcher))
     local_rank = os.environ["LOCAL_RANK"]
@@ -81,6 +101,7 @@ def _main(folder: str, launcher: str, devices: str, *argv: str) -> int:
     fill_local_rank(local_rank)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
+    joined = _note_groups()
     try:
         Script.parse(argv).run()
     except SystemExit as request:
@@ -94,6 +115,12 @@ def _main(folder: str, launcher: str, devices: str, *argv: str) -> int:
         here.write_failure(Failure(failed_at, status, _formatted(error), follows_from_a_peer(error)))
         return status
     here.write_ended()
+    if not joined and os.environ["RANK"] == "0" and int(os.environ["WORLD_SIZE"]) > 1:
+        print(
+            f"manycard: each of the {os.environ['WORLD_SIZE']} ranks ran the whole script by itself: it made no "
+            "mc.Parallel and no process group",
+            file=sys.stderr,
+        )
     return 0
 
 

@@ -82,6 +82,7 @@ def test_ranks_form_a_group_and_see_what_python_shows(
     assert out == "rank 0\n"
     assert "OMP_NUM_THREADS" in err
     assert [line for line in err.splitlines() if not line.startswith("manycard:")] == ["warning 0"]
+    assert "by itself" not in err
     assert place.nothing_left()
 
 
@@ -171,6 +172,16 @@ def test_the_scripts_own_exit_status_is_kept(place: Playground) -> None:
     script = place.write("train.py", "import sys, os\nsys.exit(3 if os.environ['RANK'] == '1' else 0)\n")
     failed = _failure(place, script)
     assert (failed.rank, failed.exit_code, failed.trace) == (1, 3, "")
+
+
+def test_ranks_that_never_join_are_said_to_work_alone(place: Playground, capfd: pytest.CaptureFixture[str]) -> None:
+    launch_script([place.write("train.py", "print('trained')\n")], _cards(2))
+    out, err = capfd.readouterr()
+    assert out == "trained\n"
+    assert (
+        err
+        == "manycard: each of the 2 ranks ran the whole script by itself: it made no mc.Parallel and no process group\n"
+    )
 
 
 def test_a_module_with_relative_imports_whose_parser_knows_local_rank(place: Playground) -> None:
