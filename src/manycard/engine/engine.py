@@ -65,6 +65,10 @@ class Engine:
         self._apart = False
         self._group_open = False
 
+    def share_generators(self, generators: CardGenerators) -> None:
+        """Draw from the random states that all models of one run share."""
+        self.generators = self.threads.generators = generators
+
     # ---- one micro-batch -----------------------------------------------------------------------------------
 
     def start_group(self) -> None:
@@ -165,6 +169,10 @@ class Engine:
         self.replicas.send_buffers(statistics=statistics)
 
     # ---- the update ----------------------------------------------------------------------------------------
+
+    def mirrors(self, optimizer: Optimizer) -> bool:
+        """Whether the optimizer has been added."""
+        return id(optimizer) in self._mirrors
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Mirror the user's optimizer on every card."""

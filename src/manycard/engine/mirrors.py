@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from manycard.engine.batch import map_tensors
@@ -147,14 +147,3 @@ class _Note:
 def _needs_closure(optimizer: Optimizer) -> bool:
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
-
-
-def parameters_outside(optimizer: Optimizer, module: nn.Module) -> list[tuple[int, int, Tensor]]:
-    """The optimizer's parameters that `module` doesn't hold: group, place in the group, and the parameter."""
-    inside = {id(parameter) for parameter in module.parameters()}
-    return [
-        (group_index, index, parameter)
-        for group_index, group in enumerate(optimizer.param_groups)
-        for index, parameter in enumerate(group["params"])
-        if id(parameter) not in inside
-    ]

@@ -19,7 +19,7 @@ an incomplete group gets its true weight by the same rule.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -30,9 +30,12 @@ from torch.optim import Optimizer
 
 from manycard.cards.card import Card
 from manycard.data.feed import Feed
+from manycard.engine.batch import move
+from manycard.errors import OptimizerError
 from manycard.precision import Precision
+from manycard.strategies.loss_scaling import ScaledLoop
 
-__all__ = ["Count", "LossFn", "MetricFn", "MicroBatch", "Strategy", "StrategyOptions"]
+__all__ = ["Count", "LossFn", "MetricFn", "MicroBatch", "Strategy", "StrategyOptions", "check_parameters", "move_state"]
 
 LossFn = Callable[[Any, Any], Any]
 """``loss_fn(model, batch)`` -> a mean loss (0-dim tensor), or ``(sum, count)``."""
@@ -86,6 +89,7 @@ class Strategy(ABC):
         self.precision = precision
         self.feed = feed
         self.options = options
+        self.loop = ScaledLoop(precision.scale) if precision.scale is not None else None
 
     # ---- where this process stands -------------------------------------------------------------------------
 
@@ -160,11 +164,33 @@ class Strategy(ABC):
             Whether the parameters were updated; False when loss scaling found inf or NaN.
         """
 
+    def check_loss(self, model: nn.Module, loss_fn: LossFn, batch: Any) -> None:
+        """Check on one batch that the loss is a mean over samples, where that matters.
+
+        Raises:
+            LossError: it is not.
+        """
+
+    def stepping(self) -> AbstractContextManager[object]:
+        """The context in which a train step lets optimizers step: gradients are unscaled and checked already."""
+        return self.loop.own_update() if self.loop is not None else nullcontext()
+
     # ---- the explicit loop ---------------------------------------------------------------------------------
 
-    @abstractmethod
+    def guard(self, optimizer: Optimizer) -> None:
+        """Make the optimizer's own steps right under loss scaling."""
+        if self.loop is not None:
+            self.loop.guard(optimizer)
+
     def backward(self, loss: Tensor) -> None:
         """``loss.backward()``, weighted so that `loss` counts as the mean over this process's shard."""
+        (self.loop.scaled(loss) if self.loop is not None else loss).backward()  # type: ignore[no-untyped-call]
+
+    def clip_grad_norm_(self, parameters: Sequence[nn.Parameter], max_norm: float, norm_type: float) -> Tensor:
+        """Clip gradients, unscaled, and return their norm before."""
+        if self.loop is not None:
+            self.loop.unscale(parameters)
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[object]:
         """Backward passes inside leave gradients unreduced where that saves something."""
@@ -186,8 +212,6 @@ class Strategy(ABC):
 
     def move(self, batch: Any) -> Any:
         """Put a batch where the script's own forward calls want it."""
-        from manycard.engine.batch import move
-
         return move(batch, self.device)
 
     def gather(self, value: Any) -> Any:
@@ -201,13 +225,13 @@ class Strategy(ABC):
     def barrier(self) -> None:
         """Wait until every process is here."""
 
+    @abstractmethod
     def rng_state(self) -> dict[str, Any]:
         """The random state of this process's cards."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load_rng_state(self, state: dict[str, Any]) -> None:
         """Put back what `rng_state` gave."""
-        raise NotImplementedError
 
     def check_lockstep(self, model: nn.Module) -> None:
         """Compare the replicas' parameters bit by bit.
@@ -220,11 +244,26 @@ class Strategy(ABC):
         """Let go of threads, process groups and card memory."""
 
 
-def parameters_of(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
-    """Every parameter of `optimizers`, once, in their order."""
-    seen: dict[int, nn.Parameter] = {}
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                seen.setdefault(id(parameter), parameter)
-    return list(seen.values())
+def check_parameters(optimizer: Optimizer, module: nn.Module) -> None:
+    """Check that the optimizer holds parameters of `module` only.
+
+    Raises:
+        OptimizerError: it holds others, which would never get the other cards' gradients.
+    """
+    inside = {id(parameter) for parameter in module.parameters()}
+    for group_index, group in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(group["params"]):
+            if id(parameter) not in inside:
+                raise OptimizerError(
+                    f"parameter {index} of the optimizer's group {group_index}, of shape {tuple(parameter.shape)}, is"
+                    " no parameter of the model, so other cards' gradients would never reach it",
+                    fix="make it a parameter of a module, and set up one module that contains all of them",
+                )
+
+
+def move_state(optimizer: Optimizer) -> None:
+    """Put the optimizer's state where its parameters are now (a state loaded before the model moved, say)."""
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.dim() > 0:
+                state[key] = value.to(parameter.device)

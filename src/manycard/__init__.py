@@ -1,0 +1,15 @@
+"""manycard: PyTorch training that works on one card, on all the cards of the machine.
+
+>>> import manycard as mc
+>>> mc.__version__
+'0.1.0'
+"""
+
+from manycard import errors
+from manycard.cards import Card, CardChoice, choose_cards
+from manycard.engine.data_parallel import DataParallel
+from manycard.parallel import Parallel
+
+__all__ = ["Card", "CardChoice", "DataParallel", "Parallel", "__version__", "choose_cards", "errors"]
+
+__version__ = "0.1.0"

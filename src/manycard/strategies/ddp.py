@@ -1,0 +1,298 @@
+"""Strategy ``ddp``: one process a card, gradients averaged by DistributedDataParallel.
+
+Behaviour:
+    * Ranks are started by ``manycard run`` or torchrun; a script that runs alone raises `NeedsRanks`.
+    * The whole ``loss_fn(module, batch)`` is one forward pass of DistributedDataParallel, so that a loss may call
+      the module in parts, more than once, or by other methods.
+    * DDP averages over ranks; losses are weighted beforehand so that the average is that of the global batch.
+    * A rank that has only a stand-in for an empty shard takes part in every collective and adds nothing.
+    * Buffers are not broadcast in each forward pass; rank 0's are given to all before evaluation and checkpoints.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import os
+import random
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from manycard.cards.card import Card
+from manycard.data.feed import Feed
+from manycard.engine.batch import count_samples, map_tensors, tensors_in
+from manycard.engine.loss import ShardLoss
+from manycard.engine.loss_check import check_mean_loss
+from manycard.engine.random import CardGenerators
+from manycard.engine.sync_batchnorm import convert_batchnorm, counting_nothing
+from manycard.errors import CardsError, LockstepError, NeedsRanks, SettingError
+from manycard.precision import Precision
+from manycard.strategies.process import ProcessStrategy
+from manycard.strategies.strategy import Count, LossFn, MicroBatch, StrategyOptions
+
+__all__ = ["DistributedStrategy"]
+
+
+class DistributedStrategy(ProcessStrategy):
+    """One process a card."""
+
+    name = "ddp"
+    ranks = True
+
+    def __init__(self, cards: Sequence[Card], precision: Precision, feed: Feed, options: StrategyOptions) -> None:
+        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+            raise NeedsRanks(
+                "strategy 'ddp' runs one process a card, and this process is alone",
+                fix="start the script with: manycard run --strategy ddp SCRIPT",
+            )
+        super().__init__(cards, precision, feed, options)
+        local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
+        if local >= len(self.cards):
+            raise CardsError(
+                "cards",
+                ",".join(map(str, self.cards)),
+                f"local rank {local} has no card",
+                fix=f"start {len(self.cards)} processes on this machine",
+            )
+        self._card = self.cards[local]
+        self._started = not dist.is_initialized()
+        if self._started:
+            self._start()
+        self.generators = CardGenerators([self._card])
+        self._samples = 0
+
+    def _start(self) -> None:
+        if self._card.simulated:
+            dist.init_process_group("gloo")
+        else:
+            torch.cuda.set_device(self.device)
+            dist.init_process_group("nccl", device_id=self.device)
+        atexit.register(self.close)
+
+    @property
+    def device(self) -> torch.device:
+        return self._card.device
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank()
+
+    @property
+    def world_size(self) -> int:
+        return dist.get_world_size()
+
+    # ---- set-up --------------------------------------------------------------------------------------------
+
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        if self.options.sync_batchnorm:
+            module = convert_batchnorm(module)
+        model = RankModel(module.to(self.device), self)
+        self._draw_apart()
+        return model
+
+    def _draw_apart(self) -> None:
+        """Give every rank but 0 its own draws, as `dp` gives every card but the primary."""
+        if self.rank:
+            seed = torch.initial_seed() + self.rank
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return model.module if isinstance(model, RankModel) else model
+
+    # ---- the step ------------------------------------------------------------------------------------------
+
+    def _loss(self, model: nn.Module, loss_fn: LossFn, batch: Any, samples: int) -> Any:
+        assert isinstance(model, RankModel), "setup gives a RankModel"
+        if samples:
+            return model.reducer(loss_fn, batch)
+        if self.options.sync_batchnorm:
+            with counting_nothing():
+                return model.reducer(loss_fn, batch)
+        return model.reducer(_no_loss, batch)
+
+    def _weighted(self, loss: ShardLoss, samples: int, unit: Count) -> Tensor:
+        weighted = super()._weighted(loss, samples, unit)
+        return weighted if samples else weighted * 0
+
+    def _whole(self, loss: ShardLoss, samples: int) -> MicroBatch:
+        own, value = float(samples), loss.value.detach().double()
+        count = own if loss.count is None else loss.count
+        weighted = value * own if loss.count is None else value
+        numbers = torch.zeros(3, dtype=torch.float64, device=self.device)
+        if samples:
+            over = torch.as_tensor(count, dtype=torch.float64, device=self.device)
+            numbers = torch.stack([weighted, numbers.new_tensor(own), over])
+        dist.all_reduce(numbers)
+        mean = (numbers[0] / numbers[2]).to(loss.value.dtype)
+        whole = numbers[1]
+        return MicroBatch(mean, whole, whole if loss.count is None else numbers[2])
+
+    def _sum(self, value: float) -> Count:
+        total = torch.tensor(float(value), dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return total
+
+    def _reducing(self, model: nn.Module, ends_group: bool) -> AbstractContextManager[object]:
+        return nullcontext() if ends_group else self.no_sync(model)
+
+    def _reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+        trainable = [parameter for parameter in parameters if parameter.requires_grad]
+        used = torch.tensor([float(p.grad is not None) for p in trainable], device=self.device)
+        dist.all_reduce(used)
+        for parameter, users in zip(trainable, used.tolist(), strict=True):
+            if users:
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                dist.all_reduce(gradient)
+                parameter.grad = gradient / self.world_size
+
+    def check_loss(self, model: nn.Module, loss_fn: LossFn, batch: Any) -> None:
+        batch = self.move(batch)
+        if self.feed.samples(count_samples(batch)):
+            with self.generators.preserved():
+                check_mean_loss(loss_fn, self.unwrap(model), batch, self.device, self.precision)
+
+    # ---- the explicit loop ---------------------------------------------------------------------------------
+
+    def note_call(self, batch: Any) -> None:
+        """Remember how many samples the script's own forward call had."""
+        if next(tensors_in(batch), None) is not None:
+            self._samples = self.feed.samples(count_samples(batch))
+
+    def backward(self, loss: Tensor) -> None:
+        share = self._samples * self.world_size / self._sum(self._samples)
+        super().backward(loss * share)
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[object]:
+        assert isinstance(model, RankModel), "setup gives a RankModel"
+        reducer = model.reducer
+        return reducer.no_sync() if isinstance(reducer, DistributedDataParallel) else nullcontext()
+
+    # ---- between processes ---------------------------------------------------------------------------------
+
+    def settle(self, model: nn.Module) -> None:
+        for buffer in self.unwrap(model).buffers():
+            dist.broadcast(buffer.data, 0)
+
+    def gather(self, value: Any) -> Any:
+        return map_tensors(self._gather_tensor, value)
+
+    def _gather_tensor(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.detach().to(self.device)
+        if tensor.dim() == 0:
+            own = self.feed.current.samples if self.feed.current is not None else 1
+            numbers = torch.stack([tensor.double() * own, tensor.new_tensor(own, dtype=torch.float64)])
+            dist.all_reduce(numbers)
+            return (numbers[0] / numbers[1]).to(tensor.dtype)
+        rows = self.feed.samples(tensor.size(0))
+        counts = [int(count) for count in self.gather_objects(rows)]
+        padded = tensor.new_zeros(max(counts), *tensor.shape[1:])
+        padded[:rows] = tensor[:rows]
+        parts = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        found: list[Any] = [None] * self.world_size
+        dist.all_gather_object(found, value)
+        return found
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def check_lockstep(self, model: nn.Module) -> None:
+        different = ""
+        for name, parameter in self.unwrap(model).named_parameters():
+            first = parameter.detach().clone()
+            dist.broadcast(first, 0)
+            if not torch.equal(first.view(torch.uint8), parameter.detach().contiguous().view(torch.uint8)):
+                different = different or name
+        found = [(rank, name) for rank, name in enumerate(self.gather_objects(different)) if name]
+        if found:
+            rank, name = found[0]
+            raise LockstepError(
+                f"parameter {name} differs between rank 0 and rank {rank}",
+                fix="change parameters on every rank alike, through the optimizer",
+            )
+
+    def close(self) -> None:
+        if self._started and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class RankModel(nn.Module):
+    """What a script calls in a rank: the module, reached through DistributedDataParallel.
+
+    Attributes, methods and ``state_dict`` are the module's own.
+    """
+
+    def __init__(self, module: nn.Module, strategy: DistributedStrategy) -> None:
+        super().__init__()
+        self.module = module
+        reducer = _make_reducer(module, strategy.options.ddp)
+        # Hidden from nn.Module, so that parameters and state keys stay the module's.
+        self.__dict__["reducer"] = reducer
+        self.__dict__["_strategy"] = strategy
+        strategy.settle(self)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's output for this rank's shard."""
+        strategy: DistributedStrategy = self.__dict__["_strategy"]
+        strategy.note_call((args, kwargs))
+        if torch.is_grad_enabled():
+            return self.reducer(_call_module, *args, **kwargs)
+        return self.module(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise
+            return getattr(self.module, name)
+
+
+def _make_reducer(module: nn.Module, options: dict[str, Any]) -> nn.Module:
+    """DistributedDataParallel round `module`; nothing round one that has no gradients to reduce."""
+    call = _Call(module)
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        return call
+    # Buffers are settled by the strategy. The argument that says so was renamed after torch 2.11.
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    chosen = {"find_unused_parameters": True, "gradient_as_bucket_view": True, **options}
+    chosen.setdefault("forward_sync_buffers" if renamed else "broadcast_buffers", False)
+    try:
+        return DistributedDataParallel(call, **chosen)
+    except TypeError as error:
+        raise SettingError(
+            "ddp_options", options, str(error), fix="give arguments of DistributedDataParallel"
+        ) from error
+
+
+class _Call(nn.Module):
+    """A module whose forward pass is whatever function of it is given."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(self.module, *args, **kwargs)
+
+
+def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return module(*args, **kwargs)
+
+
+def _no_loss(module: nn.Module, batch: Any) -> Tensor:
+    """A loss of 0 that depends on no parameter: DDP then counts all of them as unused on this rank."""
+    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    return torch.zeros((), device=device, requires_grad=True)

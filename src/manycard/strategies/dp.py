@@ -1,0 +1,143 @@
+"""Strategy ``dp``: data parallel in one process, on the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from manycard.cards.card import Card
+from manycard.data.feed import Feed
+from manycard.engine.batch import move
+from manycard.engine.data_parallel import DataParallel
+from manycard.engine.engine import Engine
+from manycard.engine.loss import ShardLoss
+from manycard.engine.loss_check import check_mean_loss
+from manycard.engine.random import CardGenerators
+from manycard.engine.sync_batchnorm import convert_batchnorm
+from manycard.errors import OptimizerError
+from manycard.precision import Precision
+from manycard.strategies.strategy import (
+    Count,
+    LossFn,
+    MetricFn,
+    MicroBatch,
+    Strategy,
+    StrategyOptions,
+    check_parameters,
+    move_state,
+)
+
+__all__ = ["DataParallelStrategy"]
+
+
+class DataParallelStrategy(Strategy):
+    """One process drives all cards; the script runs once and sees whole batches."""
+
+    name = "dp"
+
+    def __init__(self, cards: Sequence[Card], precision: Precision, feed: Feed, options: StrategyOptions) -> None:
+        super().__init__(cards, precision, feed, options)
+        self.generators = CardGenerators(self.cards)
+        self._models: list[DataParallel] = []
+
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        if self.options.sync_batchnorm:
+            module = convert_batchnorm(module)
+        model = DataParallel(module, self.cards)
+        model.engine.share_generators(self.generators)
+        self._models.append(model)
+        return model
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return model.module if isinstance(model, DataParallel) else model
+
+    def setup_optimizer(self, model: nn.Module, optimizer: Optimizer) -> None:
+        check_parameters(optimizer, self.unwrap(model))
+        move_state(optimizer)
+        self.guard(optimizer)
+
+    # ---- the step ------------------------------------------------------------------------------------------
+
+    def start_group(self, model: nn.Module) -> None:
+        self._engine(model).start_group()
+
+    def forward_backward(
+        self, model: nn.Module, loss_fn: LossFn, batch: Any, unit: Count | None, *, ends_group: bool
+    ) -> MicroBatch:
+        scale = self.precision.scale.value if self.precision.scale is not None else 1.0
+
+        def weigh(own: int, samples: int, loss: ShardLoss) -> float:
+            first = float(samples if unit is None else unit)
+            return scale * (own if loss.count is None else 1) / first
+
+        results, samples = self._engine(model).forward_backward(loss_fn, batch, weigh, self.precision.autocast)
+        if results[0][2] is None:
+            parts = [value * (own / samples) for own, value, _ in results]
+            return MicroBatch(_added(parts), samples, samples)
+        count = _added([of for _, _, of in results])
+        return MicroBatch(_added([value for _, value, _ in results]) / count, samples, count)
+
+    def update(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        factor: Count,
+        clip_norm: float | None,
+        *,
+        reduced: bool,
+    ) -> bool:
+        engine, scale = self._engine(model), self.precision.scale
+        for optimizer in optimizers:
+            if not engine.mirrors(optimizer):
+                engine.add_optimizer(optimizer)
+        with self.stepping():
+            updated = engine.update(optimizers, factor, clip_norm, None if scale is None else scale.value)
+        if scale is not None:
+            scale.record(not updated)
+        return updated
+
+    def check_loss(self, model: nn.Module, loss_fn: LossFn, batch: Any) -> None:
+        if len(self.cards) > 1:
+            with self.generators.preserved():
+                batch = move(batch, self.device)
+                check_mean_loss(loss_fn, self.unwrap(model), batch, self.device, self.precision)
+
+    # ---- evaluation and the rest ---------------------------------------------------------------------------
+
+    def evaluate(self, model: nn.Module, metric_fn: MetricFn, batch: Any) -> list[dict[str, tuple[Any, Any]]]:
+        return self._engine(model).evaluate(metric_fn, batch, self.precision.autocast)
+
+    def rng_state(self) -> dict[str, Any]:
+        return self.generators.state_dict()
+
+    def load_rng_state(self, state: dict[str, Any]) -> None:
+        self.generators.load_state_dict(state)
+
+    def check_lockstep(self, model: nn.Module) -> None:
+        engine = self._engine(model)
+        engine.refresh(statistics=False)
+        for card in self.cards:
+            if not card.simulated:
+                torch.cuda.synchronize(card.device)
+        engine.replicas.check_lockstep()
+
+    def close(self) -> None:
+        for model in self._models:
+            model.engine.close()
+        self._models.clear()
+
+    def _engine(self, model: nn.Module) -> Engine:
+        if isinstance(model, DataParallel):
+            return model.engine
+        raise OptimizerError(
+            f"the model is a {type(model).__name__} that was not set up here",
+            fix="pass what parallel.setup(model, optimizer) returned",
+        )
+
+
+def _added(values: list[Any]) -> Any:
+    return sum(values[1:], start=values[0])

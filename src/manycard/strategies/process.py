@@ -1,0 +1,139 @@
+"""What strategies share in which a process runs one forward and backward pass over all it is given.
+
+`single`, `torch_dp` and `ddp` derive from this. Between processes only sums travel (`_sum`), so that with one
+process everything here is what plain PyTorch would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from manycard.engine.batch import count_samples, move
+from manycard.engine.buckets import gradients_of
+from manycard.engine.loss import ShardLoss, read_loss
+from manycard.engine.random import CardGenerators
+from manycard.errors import BatchError, LossError
+from manycard.strategies.strategy import (
+    Count,
+    LossFn,
+    MetricFn,
+    MicroBatch,
+    Strategy,
+    check_parameters,
+    move_state,
+)
+
+__all__ = ["ProcessStrategy"]
+
+
+class ProcessStrategy(Strategy):
+    """One forward and backward pass a process."""
+
+    generators: CardGenerators
+
+    def setup_optimizer(self, model: nn.Module, optimizer: Optimizer) -> None:
+        check_parameters(optimizer, self.unwrap(model))
+        move_state(optimizer)
+        self.guard(optimizer)
+
+    def start_group(self, model: nn.Module) -> None:
+        for parameter in self.unwrap(model).parameters():
+            parameter.grad = None
+
+    def forward_backward(
+        self, model: nn.Module, loss_fn: LossFn, batch: Any, unit: Count | None, *, ends_group: bool
+    ) -> MicroBatch:
+        batch = self.move(batch)
+        held = count_samples(batch)
+        if held == 0:
+            raise BatchError("the batch has 0 samples", fix="drop empty batches in the loader")
+        samples = self.feed.samples(held)
+        if unit is None:
+            unit = self._sum(samples)
+        with self._reducing(model, ends_group):
+            with self.precision.autocast(self.device):
+                loss = read_loss(self._loss(model, loss_fn, batch, samples))
+            if not loss.value.requires_grad:
+                raise LossError("the loss depends on no parameter", fix="compute it from the model's output")
+            self._weighted(loss, samples, unit).backward()  # type: ignore[no-untyped-call]
+        return self._whole(loss, samples)
+
+    def _weighted(self, loss: ShardLoss, samples: int, unit: Count) -> Tensor:
+        share = samples / unit if loss.count is None else 1.0 / unit
+        scale = self.precision.scale.value if self.precision.scale is not None else 1.0
+        return loss.value * (share * self.world_size * scale)
+
+    def _whole(self, loss: ShardLoss, samples: int) -> MicroBatch:
+        """This micro-batch over all processes."""
+        if loss.count is None:
+            return MicroBatch(loss.value.detach().clone(), samples, samples)
+        return MicroBatch(loss.value.detach() / loss.count, samples, loss.count)
+
+    def update(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        factor: Count,
+        clip_norm: float | None,
+        *,
+        reduced: bool,
+    ) -> bool:
+        parameters = list(self.unwrap(model).parameters())
+        if not reduced:
+            self._reduce(parameters)
+        gradients = gradients_of(parameters)
+        scale = self.precision.scale
+        multiplier = factor if scale is None else factor / scale.value
+        if gradients and (isinstance(multiplier, Tensor) or multiplier != 1.0):
+            torch._foreach_mul_(gradients, multiplier)
+        if scale is not None:
+            overflowed = not _all_finite(gradients)
+            scale.record(overflowed)
+            if overflowed:
+                return False
+        if clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
+        with self.stepping():
+            for optimizer in optimizers:
+                optimizer.step()
+        return True
+
+    def evaluate(self, model: nn.Module, metric_fn: MetricFn, batch: Any) -> list[dict[str, tuple[Any, Any]]]:
+        batch = move(batch, self.device)
+        if self.feed.samples(count_samples(batch)) == 0:
+            return []
+        with self.precision.autocast(self.device):
+            return [metric_fn(self.unwrap(model), batch)]
+
+    def rng_state(self) -> dict[str, Any]:
+        return self.generators.state_dict()
+
+    def load_rng_state(self, state: dict[str, Any]) -> None:
+        self.generators.load_state_dict(state)
+
+    # ---- what processes differ in --------------------------------------------------------------------------
+
+    def _loss(self, model: nn.Module, loss_fn: LossFn, batch: Any, samples: int) -> Any:
+        return loss_fn(model, batch)
+
+    def _sum(self, value: float) -> Count:
+        """The sum of every process's `value`."""
+        return value
+
+    def _reducing(self, model: nn.Module, ends_group: bool) -> AbstractContextManager[object]:
+        """Whether backward inside reduces gradients between processes."""
+        return nullcontext()
+
+    def _reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Average gradients over processes, where backward has not done it."""
+
+
+def _all_finite(gradients: Sequence[Tensor]) -> bool:
+    norms = torch._foreach_norm(list(gradients), float("inf")) if gradients else ()
+    return not norms or bool(torch.stack([norm.float() for norm in norms]).isfinite().all())

@@ -1,0 +1,133 @@
+"""`TrainStep`: forward, backward, reduce and update on global batches, the same for every strategy.
+
+One call takes one micro-batch; every `accumulate` calls update once. The last batch of an epoch ends its group even
+if that is incomplete, and the update has the group's true weight (see `manycard.strategies.strategy`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from manycard.strategies.strategy import Count, LossFn, MicroBatch, Strategy
+
+__all__ = ["TrainStep", "TrainStepSettings"]
+
+
+@dataclass(frozen=True)
+class TrainStepSettings:
+    """How a train step updates."""
+
+    accumulate: int = 1
+    """Micro-batches for one update."""
+    clip_norm: float | None = None
+    """Largest 2-norm of all gradients together; None leaves them as they are."""
+    check_loss: bool = True
+    """Check on the first batch that the loss is a mean over samples; costs a few forward passes, once."""
+
+
+class TrainStep:
+    """Call it with each global batch; it returns the loss.
+
+    Args:
+        strategy: how the work is spread.
+        loss_fn: ``loss_fn(model, batch)`` -> mean loss, or ``(sum, count)``.
+        model: what `Parallel.setup` returned.
+        optimizers: all of them are updated.
+        scheduler: its ``step`` is called after every update that was not skipped.
+        settings: how it updates.
+
+    Example:
+        ``loss = step(batch)``
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        loss_fn: LossFn,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        scheduler: Any,
+        settings: TrainStepSettings,
+    ) -> None:
+        self._strategy = strategy
+        self._loss_fn = loss_fn
+        self._model = model
+        self._optimizers = list(optimizers)
+        self._scheduler = scheduler
+        self._settings = settings
+        self._checked = not settings.check_loss
+        self._group: list[MicroBatch] = []
+        self._unit: Count | None = None
+        self.updated = False
+        """Whether the newest call updated the parameters; False inside a group, and when fp16 overflowed."""
+
+    @property
+    def pending(self) -> int:
+        """Micro-batches that wait for their update."""
+        return len(self._group)
+
+    def __call__(self, batch: Any) -> Tensor:
+        """Run one micro-batch.
+
+        Args:
+            batch: a global batch, on the host or on the primary card.
+
+        Returns:
+            The mean loss over the global batch: a fresh 0-dim tensor on the primary card. Reading its value is what
+            waits for the card, not this call.
+
+        Raises:
+            LossError: the loss is no mean over samples, or no loss at all.
+            BatchError: the batch can't be cut.
+        """
+        self.updated = False
+        ends_group = len(self._group) + 1 >= self._settings.accumulate or self._strategy.feed.last
+        try:
+            if not self._checked:
+                self._strategy.check_loss(self._model, self._loss_fn, batch)
+                self._checked = True
+            if not self._group:
+                self._strategy.start_group(self._model)
+            part = self._strategy.forward_backward(
+                self._model, self._loss_fn, batch, self._unit, ends_group=ends_group
+            )
+            self._group.append(part)
+            self._unit = self._group[0].samples
+            if ends_group:
+                self._update(reduced=True)
+        except BaseException:
+            self._drop_group()
+            raise
+        return part.loss
+
+    def flush(self) -> bool:
+        """Update with what an incomplete group holds, for loops whose loader doesn't tell the epoch's end.
+
+        Returns:
+            Whether there was anything to update with.
+        """
+        if not self._group:
+            return False
+        self._update(reduced=False)
+        return True
+
+    def _update(self, *, reduced: bool) -> None:
+        group = self._group
+        factor: Count = 1.0
+        if len(group) > 1 or group[0].count is not group[0].samples:
+            total = sum((part.count for part in group[1:]), group[0].count)
+            factor = group[0].samples / total
+        self._group, self._unit = [], None
+        self.updated = self._strategy.update(
+            self._model, self._optimizers, factor, self._settings.clip_norm, reduced=reduced
+        )
+        if self.updated and self._scheduler is not None:
+            self._scheduler.step()
+
+    def _drop_group(self) -> None:
+        self._group, self._unit = [], None
