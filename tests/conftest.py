@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -64,8 +64,19 @@ def threads_left(before: set[threading.Thread], seconds: float = SECONDS_TO_END)
         time.sleep(0.01)
 
 
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Note which tests have failed: their traceback keeps what they made, threads included."""
+    report = yield
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or bool(report.failed)
+    return report
+
+
 @pytest.fixture(autouse=True)
-def leaves_nothing_behind() -> Iterator[None]:
+def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail the test that leaks, and mend what it leaked."""
     environment, flags, threads = dict(os.environ), _flags(), set(threading.enumerate())
     grouped = dist.is_available() and dist.is_initialized()
@@ -84,5 +95,6 @@ def leaves_nothing_behind() -> Iterator[None]:
     after = _flags()
     leaks.extend(f"{name}: {flags[name]} became {after[name]}" for name in flags if flags[name] != after[name])
     _put_back(flags)
-    leaks.extend(f"thread {thread.name}" for thread in threads_left(threads))
+    if not request.node.stash.get(_FAILED, False):
+        leaks.extend(f"thread {thread.name}" for thread in threads_left(threads))
     assert not leaks, f"the test left behind: {'; '.join(leaks)}"
