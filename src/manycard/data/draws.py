@@ -109,7 +109,8 @@ class SeededSamples(Dataset[Any]):
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self._draws = not _never_draws(dataset)
+        self.draws = not _never_draws(dataset)
+        """Whether getting a sample may draw."""
         self._at_once = _fetches_batches(dataset)
 
     def __getitem__(self, shard: Shard) -> Any:
@@ -117,7 +118,7 @@ class SeededSamples(Dataset[Any]):
         return self.dataset[shard.indices[0]]
 
     def __getitems__(self, shard: Shard) -> Any:
-        if not self._draws:
+        if not self.draws:
             return [self.dataset[index] for index in shard.indices]
         if self._at_once:
             seed_draws(_of_place(shard.key, shard.place))
@@ -130,10 +131,10 @@ class SeededSamples(Dataset[Any]):
 
 
 def _never_draws(dataset: Any) -> bool:
-    """Whether seeding would be in vain: 11 us a sample are more than a TensorDataset takes to give one."""
+    """Whether seeding would be in vain: it takes 11 us a sample, more than a TensorDataset takes to give one."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
-    return type(dataset) is TensorDataset
+    return type(dataset) in (TensorDataset, list, tuple, range)
 
 
 def _fetches_batches(dataset: Any) -> bool:

@@ -128,6 +128,27 @@ def test_breaking_off_ends_the_workers() -> None:
     assert not alive
 
 
+def test_epochs_leave_no_file_and_no_process_open() -> None:
+    loader = GlobalLoader(Augmented(12), 4, num_workers=2, feed=Feed())
+    walk(loader)
+    process = psutil.Process()
+    files, children = process.num_fds(), set(process.children())
+    for _ in range(3):
+        walk(loader)
+    assert process.num_fds() <= files
+    assert set(process.children()) <= children
+
+
+def test_a_collate_function_may_draw_too() -> None:
+    def mixed(samples: list[int]) -> torch.Tensor:
+        return torch.tensor(samples) + torch.rand(())
+
+    before = _states()
+    first, second = ([walk(GlobalLoader(list(range(6)), 2, collate_fn=mixed, feed=Feed()))] for _ in range(2))
+    assert first == second
+    assert _states() == before
+
+
 def test_persistent_workers_walk_one_iteration_at_a_time() -> None:
     loader = GlobalLoader(Augmented(12), 2, num_workers=1, persistent_workers=True, feed=Feed())
     older = iter(loader)

@@ -144,6 +144,7 @@ def test_samplers(generator: int | None) -> None:
 
     loaders = make(1)
     whole = [joined([walk(loaders[0])]) for _ in range(3)]
+    assert len({str(epoch) for epoch in whole}) == 3, "each epoch draws anew"
     loaders[0].set_epoch(1)
     walk(loaders[0], 1)
     torch.manual_seed(99)

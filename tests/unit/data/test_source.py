@@ -65,6 +65,33 @@ def test_random_samplers_draw_anew_each_epoch() -> None:
     assert walk(loader) != walk(loader)
 
 
+class _ByEpoch:
+    """A sampler of the kind that repeats itself when nobody calls set_epoch."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([self.epoch] * 3)
+
+    def __len__(self) -> int:
+        return 3
+
+
+class _Around(BatchSampler):
+    """A batch sampler around a sampler, as people write them."""
+
+
+def test_samplers_are_told_the_epoch() -> None:
+    plain = GlobalLoader(DataLoader(Numbers(8), 3, sampler=_ByEpoch()), feed=Feed())
+    inside = GlobalLoader(DataLoader(Numbers(8), batch_sampler=_Around(_ByEpoch(), 3, False)), feed=Feed())
+    for loader in (plain, inside):
+        assert [walk(loader)[0][0] for _ in range(3)] == [[0] * 3, [1] * 3, [2] * 3]
+
+
 class _Buckets:
     """A batch sampler with batches of different sizes."""
 
