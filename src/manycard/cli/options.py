@@ -18,6 +18,8 @@ CardsOption = Annotated[
     str | None,
     typer.Option(
         "--cards",
+        envvar="MANYCARD_CARDS",
+        show_envvar=False,
         metavar="CARDS",
         help="Which cards to use: 'all', 'auto' (free ones), 'auto:N' (at most N of them), a count such as 2, a list "
         "such as 0,2 ('0,' is card 0 alone), or cpu:N for N cards simulated on the CPU.",
@@ -30,6 +32,8 @@ PrecisionOption = Annotated[
     str | None,
     typer.Option(
         "--precision",
+        envvar="MANYCARD_PRECISION",
+        show_envvar=False,
         metavar="PRECISION",
         help="fp32, tf32, bf16, fp16, or default (what PyTorch's own flags say).",
         show_default=False,

@@ -3,9 +3,10 @@
 Behaviour:
     * The script runs in this process, exactly as under ``python``, unless its strategy has one process a card: then
       ranks are started and it runs in each. A script that asks for such a strategy by itself is run in place until
-      it says so (`NeedsRanks`); what it had done to this process is dropped by starting this command afresh.
+      it says so (`NeedsRanks`); what it had done to this process is dropped by starting this command afresh, with
+      the strategy and the cards that the script asked for.
     * ``--strategy``, ``--cards`` and ``--precision`` reach `Parallel` through the environment and win over the
-      script's own; `Parallel` says so.
+      script's own; `Parallel` says so. MANYCARD_STRATEGY and its like may also be set instead of the options.
     * What can't work (no such script, strategy or card) is refused before anything starts: one line, status 2.
     * A script that raises prints its own traceback and ends with status 1; ``sys.exit(3)`` ends with 3. In ranks,
       the first failure is the one that is printed.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import multiprocessing
 import os
 import sys
@@ -79,6 +81,8 @@ class _Outcome:
 
     status: int
     failed: RankFailed | None = None
+    asks_for: tuple[str, str] | None = None
+    """The strategy with ranks and the cards that the script asked for, in place; it is to be run in ranks."""
 
 
 def run(
@@ -93,6 +97,8 @@ def run(
         str | None,
         typer.Option(
             "--strategy",
+            envvar="MANYCARD_STRATEGY",
+            show_envvar=False,
             metavar="STRATEGY",
             help=f"How to spread the work, instead of what the script says: {', '.join(STRATEGIES)}.",
             show_default=False,
@@ -117,11 +123,11 @@ def run(
     start = time.monotonic()
     folder, environment = os.getcwd(), dict(os.environ)
     chosen = _choose(cards or "all") if cards or request.has_ranks else ()
-    try:
-        with _output_to_stderr() if as_json else contextlib.nullcontext():
-            outcome = _in_ranks(request, chosen) if request.has_ranks else _in_place(request, chosen)
-    except NeedsRanks as error:
-        _start_afresh(request, error, folder, environment)
+    with _output_to_stderr() if as_json else contextlib.nullcontext():
+        outcome = _in_ranks(request, chosen) if request.has_ranks else _in_place(request, chosen)
+    if outcome.asks_for is not None:
+        os.chdir(folder)
+        _start_afresh(request, *outcome.asks_for, environment)
     if as_json:
         print_json(_document(request, chosen, outcome, time.monotonic() - start))
     if outcome.failed is not None and not as_json:
@@ -155,8 +161,10 @@ def _in_place(request: _Request, cards: Sequence[Card]) -> _Outcome:
             print(text, end="", file=sys.stderr)
             if status != 0:
                 return _Outcome(status)
-        except (KeyboardInterrupt, NeedsRanks):
+        except KeyboardInterrupt:
             raise
+        except NeedsRanks:
+            return _Outcome(0, asks_for=_asked_for(made[-1]) if made else ("ddp", "all"))
         except BaseException as error:
             error = error.with_traceback(own_traceback(error))
             sys.excepthook(type(error), error, error.__traceback__)
@@ -166,22 +174,33 @@ def _in_place(request: _Request, cards: Sequence[Card]) -> _Outcome:
     return _Outcome(0)
 
 
+def _asked_for(made: inspect.BoundArguments) -> tuple[str, str]:
+    """The strategy and the cards that a `Parallel` was made with, as the command line writes them."""
+    cards = made.arguments["cards"]
+    if not isinstance(cards, (str, int)):
+        cards = ",".join(map(str, cards)) + ("," if len(cards) == 1 else "")
+    return made.arguments["strategy"], str(cards)
+
+
 @contextlib.contextmanager
-def _noticing(*kinds: type[Any]) -> Iterator[list[type[Any]]]:
-    """Note which of `kinds` are made meanwhile."""
-    made: list[type[Any]] = []
+def _noticing(*kinds: type[Any]) -> Iterator[list[inspect.BoundArguments]]:
+    """Note with which arguments `kinds` are made meanwhile."""
+    made: list[inspect.BoundArguments] = []
     originals = {kind: kind.__init__ for kind in kinds}
 
-    def noting(kind: type[Any]) -> Any:
-        @functools.wraps(originals[kind])
-        def note_and_make(self: Any, *args: Any, **settings: Any) -> None:
-            made.append(kind)
-            originals[kind](self, *args, **settings)
+    def noting(original: Any) -> Any:
+        @functools.wraps(original)
+        def note_and_make(*args: Any, **settings: Any) -> None:
+            with contextlib.suppress(TypeError):  # which the call below raises
+                made.append(inspect.signature(original).bind(*args, **settings))
+                made[-1].apply_defaults()
+                del made[-1].arguments["self"]  # so that nothing is kept alive
+            original(*args, **settings)
 
         return note_and_make
 
-    for kind in kinds:
-        kind.__init__ = noting(kind)
+    for kind, original in originals.items():
+        kind.__init__ = noting(original)
     try:
         yield made
     finally:
@@ -203,23 +222,20 @@ def _output_to_stderr() -> Iterator[None]:
         os.close(stdout)
 
 
-def _start_afresh(request: _Request, error: NeedsRanks, folder: str, environment: dict[str, str]) -> NoReturn:
+def _start_afresh(request: _Request, strategy: str, cards: str, environment: dict[str, str]) -> NoReturn:
     """Replace this process by one that starts ranks: the script may hold memory of a card, threads, files."""
-    strategy = getattr(error, "strategy", None) or "ddp"
-    cards = request.cards or getattr(error, "cards", None) or "all"
     say(f"{request.script.name} asks for one process per card (strategy {strategy}): starting ranks")
     for child in multiprocessing.active_children():
         child.kill()
     sys.stdout.flush()
     sys.stderr.flush()
-    os.chdir(folder)
     root = str(Path(manycard.__file__).resolve().parents[1])
     # '' is the working folder, where a file of the user's could stand in for a module.
     start = (
         f"import sys; sys.path[:] = [p for p in sys.path if p] + [{root!r}]; "
         "from manycard.cli import main; sys.exit(main())"
     )
-    words = [sys.executable, "-c", start, *request.words(strategy, str(cards))]
+    words = [sys.executable, "-c", start, *request.words(strategy, request.cards or cards)]
     os.execve(sys.executable, words, environment)
 
 

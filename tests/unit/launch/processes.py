@@ -59,7 +59,7 @@ class Playground:
             **settings,
         )
 
-    def run(self, *words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, timeout: float = 100) -> subprocess.CompletedProcess[str]:
         """Run ``python *words`` to its end."""
         with self.start(*words) as process:
             try:
