@@ -1,0 +1,160 @@
+"""What one row of a benchmark found out.
+
+Figures:
+    * ``samples_per_s`` counts samples of the global batches in the timed steps, all cards together.
+    * ``speedup`` is ``samples_per_s`` over that of the ``single`` row of the same run and workload; ``efficiency``
+      is speed-up / cards. In weak scaling the cards together do more work than the one; in strong scaling they
+      share the same.
+    * ``peak_memory_mib`` is the most that torch's allocator held on each card during the timed steps. The CUDA
+      context and NCCL's own buffers are not in it. It is None for a simulated card: simulated cards share one
+      process's memory, and no part of it can be said to be one card's.
+    * ``balance`` is mean / largest of the cards' peak memory: 1.0 when all hold the same, 0.55 when one of two
+      holds ten times what the other does.
+    * ``largest_loss_difference`` is the largest ``|loss - single's| / |single's|`` over the steps both ran; None
+      unless both had the same global batches.
+    * A row that could not be measured has ``error`` set and None for its figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from statistics import median
+from typing import Any
+
+__all__ = ["Measurement", "balance_of", "compare_with_single", "largest_difference", "median_of"]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One row: what was run, and what came out."""
+
+    workload: str
+    unit: str
+    """What one sample is, in the plural."""
+    strategy: str
+    cards: int
+    card_names: tuple[str, ...]
+    simulated: bool
+    """Whether the CPU played the cards, so that speed says nothing."""
+    scaling: str
+    """``weak``: the batch a card is fixed; ``strong``: the global batch is."""
+    batch: int
+    """Samples in the global batch."""
+    per_card_batch: int
+    """Samples in the largest shard."""
+    precision: str
+    samples_per_s: float | None = None
+    step_ms: float | None = None
+    speedup: float | None = None
+    efficiency: float | None = None
+    peak_memory_mib: tuple[float | None, ...] = ()
+    balance: float | None = None
+    losses: tuple[float | None, ...] = ()
+    """The mean over the global batch of every step, the warm-up included; None where it was not finite."""
+    final_loss: float | None = None
+    accuracy: float | None = None
+    largest_loss_difference: float | None = None
+    repeats: int = 0
+    """Rounds that the figures are the medians of."""
+    error: str | None = None
+    """Why the row could not be measured, in one line."""
+    trace: str | None = None
+    """The traceback, or the end of what the row's process wrote, where there is an error."""
+
+    def to_row(self) -> dict[str, Any]:
+        """The row as JSON has it."""
+        row = asdict(self)
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in row.items()}
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> Measurement:
+        """The opposite of `to_row`."""
+        known = {field.name for field in fields(cls)}
+        values: dict[str, Any] = {key: value for key, value in row.items() if key in known}
+        lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+        return cls(**values | lists)
+
+
+def balance_of(peaks: Sequence[float | None]) -> float | None:
+    """Mean / largest of the cards' peak memory; None when it isn't known for every card.
+
+    Example:
+        >>> balance_of([100.0, 100.0]), balance_of([200.0, 100.0]), balance_of([None, None])
+        (1.0, 0.75, None)
+    """
+    known = [peak for peak in peaks if peak is not None]
+    if not known or len(known) < len(peaks) or max(known) == 0:
+        return None
+    return sum(known) / len(known) / max(known)
+
+
+def largest_difference(losses: Sequence[float | None], reference: Sequence[float | None]) -> float | None:
+    """The largest relative difference over the steps that both have; None when no step can be compared.
+
+    A loss that is finite in one and not in the other differs infinitely, which JSON can't say: that gives None
+    too, and the row's losses show it.
+
+    Example:
+        >>> largest_difference([1.0, 2.2], [1.0, 2.0, 3.0])
+        0.10000000000000009
+    """
+    differences = []
+    for loss, expected in zip(losses, reference, strict=False):
+        if loss is None or expected is None:
+            return None
+        differences.append(abs(loss - expected) / max(abs(expected), 1e-12))
+    return max(differences, default=None)
+
+
+def median_of(rounds: Sequence[Measurement]) -> Measurement:
+    """One row from several rounds of it: medians of time and memory, the losses of the first round.
+
+    A failed round keeps its error in the row, beside the figures of the rounds that worked.
+    """
+    worked = [row for row in rounds if row.error is None]
+    failed = next((row for row in rounds if row.error is not None), None)
+    if not worked:
+        return rounds[0]
+    first = worked[0]
+    peaks = tuple(_median(column) for column in zip(*(row.peak_memory_mib for row in worked), strict=True))
+    return replace(
+        first,
+        samples_per_s=_median([row.samples_per_s for row in worked]),
+        step_ms=_median([row.step_ms for row in worked]),
+        peak_memory_mib=peaks,
+        balance=balance_of(peaks),
+        repeats=len(worked),
+        error=failed.error if failed is not None else None,
+        trace=failed.trace if failed is not None else None,
+    )
+
+
+def compare_with_single(rows: Sequence[Measurement]) -> list[Measurement]:
+    """Fill in speed-up, efficiency and loss differences from the ``single`` row of each workload."""
+    bases = {row.workload: row for row in rows if row.strategy == "single" and row.samples_per_s is not None}
+    return [_compared(row, bases.get(row.workload)) for row in rows]
+
+
+def _compared(row: Measurement, base: Measurement | None) -> Measurement:
+    if base is None or base.samples_per_s is None or row.samples_per_s is None:
+        return row
+    speedup = row.samples_per_s / base.samples_per_s
+    same_batches = row.batch == base.batch
+    return replace(
+        row,
+        speedup=speedup,
+        efficiency=speedup / row.cards,
+        largest_loss_difference=largest_difference(row.losses, base.losses) if same_batches else None,
+    )
+
+
+def finite(value: float) -> float | None:
+    """`value`, or None where JSON has no word for it."""
+    return value if math.isfinite(value) else None
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None

@@ -1,0 +1,108 @@
+"""Results of a benchmark as one HTML file that needs nothing beside it. Decides nothing: every figure comes from
+the rows.
+
+Plots are SVG inside the page, as images with data addresses: no script, no font and no style comes from
+elsewhere, so the file can be mailed and opens without a network.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from manycard.errors import MissingExtraError
+from manycard.report import figures
+
+__all__ = ["benchmark_page", "write_benchmark_page"]
+
+Row = Mapping[str, Any]
+
+
+def write_benchmark_page(document: Mapping[str, Any], path: Path) -> None:
+    """Write the page of `document` to `path`.
+
+    Raises:
+        MissingExtraError: matplotlib or jinja2 is not installed; nothing was written.
+    """
+    path.write_text(benchmark_page(document), encoding="utf-8")
+
+
+def benchmark_page(document: Mapping[str, Any]) -> str:
+    """The page as text.
+
+    Args:
+        document: what ``manycard bench --json`` prints.
+
+    Raises:
+        MissingExtraError: matplotlib or jinja2 is not installed.
+    """
+    try:
+        import jinja2
+    except ImportError as error:
+        raise MissingExtraError("jinja2", "report", "the HTML report") from error
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("manycard.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        speed=figures.speed,
+        times=figures.times,
+        percent=figures.percent,
+        ratio=figures.ratio,
+        loss=figures.loss,
+        difference=figures.difference,
+        memory=figures.memory,
+    )
+    sections = [_section(name, rows) for name, rows in figures.workloads_of(document["rows"]).items()]
+    return environment.get_template("benchmark.html").render(document=document, sections=sections)
+
+
+def _section(workload: str, rows: Sequence[Row]) -> dict[str, Any]:
+    """What the template needs to know about one workload."""
+    from manycard.report import plots
+
+    speed, efficiency, losses, memory = _captions(rows)
+    drawn = (
+        ("Throughput", speed, plots.speed_plot(rows)),
+        ("Efficiency", efficiency, plots.efficiency_plot(rows)),
+        ("Losses", losses, plots.losses_plot(rows)),
+        ("Memory", memory, plots.memory_plot(rows)),
+    )
+    return {
+        "name": workload,
+        "rows": rows,
+        "first": rows[0],
+        "several_batches": len({row["batch"] for row in rows}) > 1,
+        "has_memory": any(peak is not None for row in rows for peak in row["peak_memory_mib"]),
+        "has_accuracy": any(row["accuracy"] is not None for row in rows),
+        "has_difference": any(row["largest_loss_difference"] is not None for row in rows),
+        "plots": [
+            {"title": title, "caption": caption, "source": _data_address(svg), "wide": title in ("Losses", "Memory")}
+            for title, caption, svg in drawn
+            if svg is not None
+        ],
+    }
+
+
+def _captions(rows: Sequence[Row]) -> tuple[str, str, str, str]:
+    """What to know when looking at the plots of speed, efficiency, losses and memory."""
+    limit = " Simulated cards: no measure of speed." if rows[0]["simulated"] else ""
+    one_batch = len({row["batch"] for row in rows}) == 1
+    return (
+        f"{str(rows[0]['unit']).capitalize()} a second, all cards together." + limit,
+        "Speed-up over single, divided by the number of cards." + limit,
+        "All rows had the same global batches: the same training gives lines that lie on each other."
+        if one_batch
+        else "Rows with different global batches see different data and have different losses.",
+        "The most that torch's allocator held on each card.",
+    )
+
+
+def _data_address(svg: str) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()

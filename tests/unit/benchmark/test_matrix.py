@@ -1,0 +1,182 @@
+"""The matrix: which rows there are, and that they measure the same training as plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from manycard.benchmark import MatrixSettings, Measurement, run_matrix
+from manycard.benchmark.isolated import run_row
+from manycard.benchmark.matrix import matrix_notes, matrix_rows
+from manycard.benchmark.row import RowSpec
+from manycard.benchmark.workloads.mlp import MLP
+from manycard.cards import Card, choose_cards
+
+GPUS = tuple(Card(place, torch.device("cuda", index), "NVIDIA H200") for place, index in enumerate((0, 2, 3, 5)))
+
+
+class Listener:
+    """Keeps what a matrix says, and can interrupt it."""
+
+    def __init__(self, interrupt_at: int | None = None) -> None:
+        self.labels: list[str] = []
+        self.progress: list[tuple[int, int]] = []
+        self.documents: list[dict[str, Any]] = []
+        self._interrupt_at = interrupt_at
+
+    def started(self, label: str, round_number: int, rounds: int) -> None:
+        self.labels.append(f"{label} {round_number}/{rounds}")
+
+    def progressed(self, done: int, total: int) -> None:
+        self.progress.append((done, total))
+        if len(self.labels) == self._interrupt_at:
+            raise KeyboardInterrupt
+
+    def finished(self, row: dict[str, Any], document: dict[str, Any]) -> None:
+        self.documents.append(document)
+
+
+def simulated(count: int = 2, **changed: Any) -> MatrixSettings:
+    return MatrixSettings(
+        **{"workloads": ("mlp",), "cards": choose_cards(f"cpu:{count}").cards, "small": True, "steps": 5, **changed}
+    )
+
+
+def plain_losses(batch: int, steps: int) -> list[float]:
+    """The losses of the small MLP on one card, by PyTorch alone."""
+    workload = MLP(small=True)
+    torch.manual_seed(0)
+    model = workload.make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    batches = [workload.draw(batch, torch.Generator().manual_seed(number)) for number in range(2)]
+    losses = []
+    for step in range(steps):
+        inputs, labels = batches[step % 2]
+        loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_single_runs_once_on_the_first_card_and_the_others_on_every_count() -> None:
+    settings = MatrixSettings(workloads=("mlp",), cards=GPUS, counts=(2, 4), strategies=("dp", "single"))
+    rows = [(row.strategy, row.cards, row.batch) for row in matrix_rows(settings)]
+    assert rows == [("single", "0,", 256), ("dp", "0,2", 512), ("dp", "0,2,3,5", 1024)]
+
+
+def test_torch_dp_is_left_out_on_simulated_cards_and_that_is_said() -> None:
+    assert [row.strategy for row in matrix_rows(simulated())] == ["single", "dp", "ddp"]
+    assert any("torch_dp is left out" in note for note in matrix_notes(simulated()))
+    on_gpus = MatrixSettings(workloads=("mlp",), cards=GPUS)
+    assert "torch_dp" in [row.strategy for row in matrix_rows(on_gpus)]
+    assert not any("torch_dp" in note or "simulated" in note for note in matrix_notes(on_gpus))
+
+
+def test_a_row_travels_as_json() -> None:
+    row = matrix_rows(simulated())[1]
+    assert RowSpec.from_json(row.to_json()) == row
+
+
+def test_every_strategy_computes_what_plain_pytorch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Settings for scripts must not reach the rows, where they would win.
+    monkeypatch.setenv("MANYCARD_STRATEGY", "dp")
+    monkeypatch.setenv("MANYCARD_CARDS", "cpu:4")
+    listener = Listener()
+    rows = run_matrix(simulated(batch=10), listener)["rows"]
+    assert [(row["strategy"], row["cards"], row["error"]) for row in rows] == [
+        ("single", 1, None),
+        ("dp", 2, None),
+        ("ddp", 2, None),
+    ]
+    expected = plain_losses(batch=10, steps=MLP.warmup + 5)
+    for row in rows:
+        assert row["losses"] == pytest.approx(expected, rel=1e-5), row["strategy"]
+        assert row["largest_loss_difference"] < 1e-5
+        assert row["final_loss"] == row["losses"][-1]
+        assert row["samples_per_s"] > 0
+        assert row["peak_memory_mib"] == [None] * row["cards"]
+        assert row["balance"] is None
+    assert rows[0]["speedup"] == 1.0
+    assert rows[1]["efficiency"] == pytest.approx(rows[1]["samples_per_s"] / rows[0]["samples_per_s"] / 2)
+    assert (10, 10) in listener.progress
+
+
+def made_up(spec: RowSpec, on_progress: Callable[[int, int], None]) -> Measurement:
+    """A row's result without running it: `dp` fails on 4 cards."""
+    on_progress(1, 1)
+    if (spec.strategy, len(spec.card_names)) == ("dp", 4):
+        return spec.measurement(error="out of memory: no")
+    losses = (1.0 / spec.batch,)
+    return spec.measurement(samples_per_s=1000.0, step_ms=1.0, losses=losses, final_loss=losses[0], repeats=1)
+
+
+def test_rounds_are_interleaved_and_a_failed_row_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manycard.benchmark.matrix.run_row", made_up)
+    listener = Listener()
+    settings = simulated(4, counts=(2, 4), strategies=("single", "dp"), repeats=2)
+    document = run_matrix(settings, listener)
+    assert listener.labels == [
+        "mlp single on 1 card 1/2",
+        "mlp dp on 2 cards 1/2",
+        "mlp dp on 4 cards 1/2",
+        "mlp single on 1 card 2/2",
+        "mlp dp on 2 cards 2/2",
+    ]
+    assert [len(document["rows"]) for document in listener.documents] == [1, 2, 3, 3, 3]
+    assert [(row["repeats"], row["error"]) for row in document["rows"]] == [
+        (2, None),
+        (2, None),
+        (0, "out of memory: no"),
+    ]
+
+
+def test_weak_scaling_compares_no_losses_of_different_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manycard.benchmark.matrix.run_row", made_up)
+    settings = simulated(per_card_batch=4, strategies=("single", "dp"), counts=(1, 2))
+    rows = run_matrix(settings, Listener())["rows"]
+    assert [(row["cards"], row["batch"], row["largest_loss_difference"]) for row in rows] == [
+        (1, 4, 0.0),
+        (1, 4, 0.0),
+        (2, 8, None),
+    ]
+    assert {row["scaling"] for row in rows} == {"weak"}
+
+
+def test_an_interrupt_keeps_the_rows_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manycard.benchmark.matrix.run_row", made_up)
+    document = run_matrix(simulated(strategies=("single", "dp")), Listener(interrupt_at=2))
+    assert [row["strategy"] for row in document["rows"]] == ["single"]
+    assert document["interrupted"]
+
+
+@pytest.mark.parametrize("strategy", ["dp", "ddp"])
+def test_an_interrupt_leaves_no_process(strategy: str) -> None:
+    document = run_matrix(simulated(steps=1_000_000, strategies=(strategy,)), Listener(interrupt_at=1))
+    assert (document["rows"], document["interrupted"]) == ([], True)
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_running_out_of_memory_is_a_row() -> None:
+    (spec,) = matrix_rows(simulated(batch=10**13, strategies=("single",)))
+    row = run_row(spec)
+    assert row.error is not None
+    assert row.error.startswith("out of memory: ")
+    assert row.samples_per_s is None
+
+
+def test_a_process_that_is_killed_is_a_row_that_says_so() -> None:
+    (spec,) = matrix_rows(simulated(strategies=("single",), steps=1_000_000))
+
+    def kill(done: int, total: int) -> None:
+        for child in psutil.Process().children():
+            child.kill()
+
+    row = run_row(spec, kill)
+    assert row.error is not None
+    assert "SIGKILL" in row.error

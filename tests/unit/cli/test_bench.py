@@ -1,0 +1,112 @@
+"""``manycard bench``: what it prints, saves and returns, as a user's shell sees it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from manycard.cli import main
+
+SMALL = ["bench", "--workload", "mlp", "--small", "--cards", "cpu:2"]
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "manycard.cli", *arguments]
+
+
+def test_json_is_alone_on_standard_output_and_results_are_saved(tmp_path: Path) -> None:
+    out = tmp_path / "a folder"
+    words = command(
+        *SMALL, "--steps", "3", "--batch", "9", "--strategies", "single,torch_dp,dp", "--json", "--out", str(out)
+    )
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [(row["strategy"], row["cards"], row["batch"], row["scaling"]) for row in document["rows"]] == [
+        ("single", 1, 9, "strong"),
+        ("dp", 2, 9, "strong"),
+    ]
+    assert document["rows"][1]["per_card_batch"] == 5
+    assert len(document["rows"][1]["losses"]) == 8
+    assert document["rows"][1]["largest_loss_difference"] < 1e-5
+    assert json.loads((out / "bench.json").read_text()) == document
+    assert "<svg" not in done.stdout
+    assert "data:image/svg+xml" in (out / "bench.html").read_text()
+    assert f"report: {out / 'bench.html'}" in done.stderr
+    assert sorted(path.name for path in out.iterdir()) == ["bench.html", "bench.json"]
+
+
+def test_an_interrupt_prints_and_saves_the_rows_done(tmp_path: Path) -> None:
+    endless = ["--workload", "digits,mlp", "--epochs", "1", "--steps", "10000000", "--strategies", "single"]
+    words = command(*SMALL[:1], *SMALL[3:], *endless, "--json", "--out", str(tmp_path))
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if line.startswith("mlp single on 1 card ..."):
+            break
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    printed, rest = process.communicate(timeout=60)
+    assert process.returncode == 130, said + rest
+    document = json.loads(printed)
+    assert [row["workload"] for row in document["rows"]] == ["digits"]
+    assert document["interrupted"]
+    assert json.loads((tmp_path / "bench.json").read_text()) == document
+    assert not [member for member in family if member.is_running()]
+
+
+def test_a_row_that_fails_gives_status_1_and_the_table_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main([*SMALL, "--batch", str(10**13), "--strategies", "single", "--out", str(tmp_path)])
+    assert status == 1
+    assert "single on 1: out of memory: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--batch", "4", "--per-card-batch", "2"], "--per-card-batch=2"),
+        (["--workload", "nope"], "--workload='nope'"),
+        (["--counts", "1,x"], "--counts='1,x'"),
+        (["--counts", "5"], "--counts=5"),
+        (["--strategies", "dpp"], "--strategies='dpp'"),
+        (["--precision", "fp7"], "precision='fp7'"),
+        (["--cards", "cpu:0"], "cpu:0"),
+        (["--steps", "many"], "--steps"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_status_2(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SMALL, "--out", str(tmp_path / "out"), *words]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert len(printed.err.strip().splitlines()) == 1
+    assert printed.out == ""
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "out").touch()
+    assert main([*SMALL, "--out", str(tmp_path / "out")]) == 2
+    assert "--out=" in capsys.readouterr().err
+
+
+def test_without_the_report_extra_the_table_is_still_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert main([*SMALL, "--steps", "1", "--strategies", "single", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert "samples/s" in printed.out
+    assert "manycard[report]" in printed.err
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]

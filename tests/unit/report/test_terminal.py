@@ -1,0 +1,49 @@
+"""Tables for the terminal hold every row, every figure and every error."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from manycard.report import print_benchmark
+from tests.unit.report.documents import EIGHT_CARDS, ONE_CARD, SIMULATED, document, row
+
+
+def printed(results: dict[str, Any]) -> str:
+    text = io.StringIO()
+    print_benchmark(results, Console(file=text, width=80))
+    return text.getvalue()
+
+
+def test_every_row_is_there_with_its_figures() -> None:
+    text = printed(EIGHT_CARDS)
+    for line in ("dp", "ddp", "36,000", "96 %", "7.66x", "24,600 to 25,300"):
+        assert line in text
+    assert "resnet50: 256 a card (weak scaling), precision bf16, GPUs" in text
+    assert "gpt2: " in text
+    assert "sequences/s" in text
+
+
+def test_an_error_is_shown_in_full_under_its_table() -> None:
+    assert "torch_dp on 8: out of memory: CUDA out of memory. Tried to allocate 12.00 GiB" in printed(EIGHT_CARDS)
+
+
+def test_columns_without_any_figure_are_left_out() -> None:
+    text = printed(ONE_CARD)
+    assert "accuracy" not in text
+    assert "balance" in text
+    assert "balance" not in printed(document([row("single", 1, 900.0, peak_memory_mib=[None], balance=None)], 1))
+
+
+def test_simulated_cards_are_called_that_and_notes_follow() -> None:
+    text = printed(SIMULATED)
+    assert "simulated cards" in text
+    assert "The cards are simulated <and share one CPU>." in text
+    assert "1.6e-06" in text
+    assert "97.5 %" in text
+
+
+def test_an_interrupted_run_says_so_even_without_rows() -> None:
+    assert "Interrupted" in printed(document([], 1, interrupted=True))
