@@ -110,6 +110,8 @@ class MatrixSettings:
         for option, value in options.items():
             if value is not None and value < 1:
                 raise SettingError(option, value, "it must be at least 1", fix="give a whole number from 1 up")
+        if not 0 <= self.seed < 2**32:
+            raise SettingError("--seed", self.seed, "it must be from 0 to 2**32 - 1", fix="leave it out for 0")
         for count in self.counts:
             if not 1 <= count <= len(self.cards):
                 there = f"{len(self.cards)} {'card is' if len(self.cards) == 1 else 'cards are'} chosen"

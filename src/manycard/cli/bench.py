@@ -32,71 +32,85 @@ __all__ = ["bench"]
 _INTERRUPTED = 128 + signal.SIGINT
 
 
+WorkloadOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--workload",
+        metavar="NAMES",
+        help=f"What to train: {', '.join(WORKLOADS)}. Repeatable, or a comma list. Without it: digits.",
+    ),
+]
+CountsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--counts", metavar="NUMBERS", help="How many of the cards to use, such as 1,2,4. Without it: all of them."
+    ),
+]
+StrategiesOption = Annotated[
+    str,
+    typer.Option(
+        "--strategies",
+        metavar="NAMES",
+        help="A comma list. single always runs on one card: speed-up is measured against it.",
+    ),
+]
+BatchOption = Annotated[
+    int | None, typer.Option("--batch", metavar="SAMPLES", help="The global batch, fixed: strong scaling.")
+]
+PerCardBatchOption = Annotated[
+    int | None,
+    typer.Option(
+        "--per-card-batch",
+        metavar="SAMPLES",
+        help="The batch a card, fixed: weak scaling. The workload's own default where neither is given.",
+    ),
+]
+StepsOption = Annotated[
+    int | None,
+    typer.Option("--steps", metavar="NUMBER", help="Timed steps, for workloads that are measured in steps."),
+]
+EpochsOption = Annotated[int | None, typer.Option("--epochs", metavar="NUMBER", help="Epochs, for digits.")]
+RepeatsOption = Annotated[
+    int, typer.Option("--repeats", metavar="NUMBER", help="Rounds over all rows; the table shows medians.")
+]
+SmallOption = Annotated[
+    bool, typer.Option("--small", help="Small variants of the workloads, which a CPU trains in seconds.")
+]
+ChannelsLastOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--channels-last/--no-channels-last",
+        help="Memory format of image workloads. Without it: channels-last.",
+        show_default=False,
+    ),
+]
+SeedOption = Annotated[
+    int, typer.Option("--seed", metavar="NUMBER", help="Decides first weights and data, the same in every row.")
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="FOLDER", help="Where bench.json and bench.html go. Without it: reports/bench-<time>."
+    ),
+]
+
+
 def bench(
     *,
-    workload: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--workload",
-            metavar="NAMES",
-            help=f"What to train: {', '.join(WORKLOADS)}. Repeatable, or a comma list. Without it: digits.",
-        ),
-    ] = None,
+    workload: WorkloadOption = None,
     cards: CardsOption = None,
-    counts: Annotated[
-        str | None,
-        typer.Option(
-            "--counts", metavar="NUMBERS", help="How many of the cards to use, such as 1,2,4. Without it: all of them."
-        ),
-    ] = None,
-    strategies: Annotated[
-        str,
-        typer.Option(
-            "--strategies",
-            metavar="NAMES",
-            help="A comma list. single always runs on one card: speed-up is measured against it.",
-        ),
-    ] = "single,torch_dp,dp,ddp",
+    counts: CountsOption = None,
+    strategies: StrategiesOption = "single,torch_dp,dp,ddp",
     precision: PrecisionOption = None,
-    batch: Annotated[
-        int | None, typer.Option("--batch", metavar="SAMPLES", help="The global batch, fixed: strong scaling.")
-    ] = None,
-    per_card_batch: Annotated[
-        int | None,
-        typer.Option(
-            "--per-card-batch",
-            metavar="SAMPLES",
-            help="The batch a card, fixed: weak scaling. The workload's own default where neither is given.",
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option("--steps", metavar="NUMBER", help="Timed steps, for workloads that are measured in steps."),
-    ] = None,
-    epochs: Annotated[int | None, typer.Option("--epochs", metavar="NUMBER", help="Epochs, for digits.")] = None,
-    repeats: Annotated[
-        int, typer.Option("--repeats", metavar="NUMBER", help="Rounds over all rows; the table shows medians.")
-    ] = 1,
-    small: Annotated[
-        bool, typer.Option("--small", help="Small variants of the workloads, which a CPU trains in seconds.")
-    ] = False,
-    channels_last: Annotated[
-        bool | None,
-        typer.Option(
-            "--channels-last/--no-channels-last",
-            help="Memory format of image workloads. Without it: channels-last.",
-            show_default=False,
-        ),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option("--seed", metavar="NUMBER", help="Decides first weights and data, the same in every row.")
-    ] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="FOLDER", help="Where bench.json and bench.html go. Without it: reports/bench-<time>."
-        ),
-    ] = None,
+    batch: BatchOption = None,
+    per_card_batch: PerCardBatchOption = None,
+    steps: StepsOption = None,
+    epochs: EpochsOption = None,
+    repeats: RepeatsOption = 1,
+    small: SmallOption = False,
+    channels_last: ChannelsLastOption = None,
+    seed: SeedOption = 0,
+    out: OutOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Measure strategies against each other: speed, memory and losses, as a table and plots.

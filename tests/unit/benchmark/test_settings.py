@@ -33,6 +33,7 @@ def settings(**changed: Any) -> MatrixSettings:
         ({"batch": 0}, "--batch=0"),
         ({"steps": 0}, "--steps=0"),
         ({"repeats": 0}, "--repeats=0"),
+        ({"seed": -1}, "--seed=-1"),
         ({"epochs": 3}, "--epochs=3"),
         ({"workloads": ("digits",), "steps": 3}, "--steps=3"),
         ({"channels_last": False}, "--no-channels-last"),
