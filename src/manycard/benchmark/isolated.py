@@ -43,7 +43,7 @@ def run_row(spec: RowSpec, on_progress: OnProgress | None = None) -> Measurement
         (folder / "row.json").write_text(spec.to_json(), encoding="utf-8")
         log_path = folder / "log"
         with log_path.open("wb") as log:
-            code = _wait_for(_start(folder, log.fileno()), folder / "progress", on_progress)
+            code = _wait_for(_start(spec, folder, log.fileno()), folder / "progress", on_progress)
         result = folder / "result.json"
         if result.exists():
             return Measurement.from_row(json.loads(result.read_text(encoding="utf-8")))
@@ -51,8 +51,11 @@ def run_row(spec: RowSpec, on_progress: OnProgress | None = None) -> Measurement
         return spec.measurement(error=describe_exit(code, written), trace=written)
 
 
-def _start(folder: Path, log: int) -> subprocess.Popen[bytes]:
+def _start(spec: RowSpec, folder: Path, log: int) -> subprocess.Popen[bytes]:
     environment = {name: value for name, value in os.environ.items() if name not in _SETTINGS}
+    if spec.simulated:
+        # As ranks have it; so rows differ in how they spread work over cards, not over cores.
+        environment.setdefault("OMP_NUM_THREADS", "1")
     return subprocess.Popen(
         [sys.executable, "-m", "manycard.benchmark.worker", str(folder)],
         stdin=subprocess.DEVNULL,
