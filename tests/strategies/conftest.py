@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import manycard as mc
+from manycard.errors import RankFailed
 
 from .both import Make
 from .runs import RUNS
@@ -19,6 +20,17 @@ WORKER = Path(__file__).with_name("ranks_worker.py")
 
 Get = Callable[[str, int, str], list[Any]]
 """``get(strategy, cards, name)`` -> what the run gave back, by rank."""
+
+
+SECONDS_FOR_RANKS = 420
+"""The first test that needs ranks waits until they have run everything."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give tests that may start the ranks the time for it."""
+    for item in items:
+        if "get" in getattr(item, "fixturenames", ()) and config.pluginmanager.hasplugin("timeout"):
+            item.add_marker(pytest.mark.timeout(SECONDS_FOR_RANKS))
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +45,11 @@ def rank_results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], li
         folder = tmp_path_factory.mktemp(f"ranks{count}")
         cards = choose_cards(f"cpu:{count}").cards
         arguments = [str(WORKER), str(folder), "ddp", f"cpu:{count}"]
-        launch_script(arguments, cards, env={"OMP_NUM_THREADS": "1"})
+        try:
+            launch_script(arguments, cards, env={"OMP_NUM_THREADS": "1"})
+        except RankFailed as failed:
+            running = {path.stem: path.read_text() for path in sorted(folder.glob("*.running"))}
+            pytest.fail(f"{failed}\nwhile running {running}\n{failed.trace}")
         return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(count)]
 
     return results

@@ -5,15 +5,26 @@ Report kinds: clip-unscale (clipping the scaled gradients makes updates tiny), s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 import manycard as mc
 
 from .conftest import Get
 from .runs import RUNS
+
+
+@pytest.fixture(autouse=True)
+def tf32_flags() -> Iterator[None]:
+    """fp32 and tf32 set flags of the whole process; put them back."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
 
 ON = [("single", 1), ("dp", 1), ("dp", 3), ("ddp", 1), ("ddp", 3)]
 
