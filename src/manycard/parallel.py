@@ -278,12 +278,15 @@ class Parallel:
     def _evaluating(self, model: nn.Module) -> Iterator[None]:
         inner = self.strategy.unwrap(model)
         self.strategy.settle(model)
+        # A step may still come for the batch that was handed out before.
+        newest = self._feed.current
         modes = [(part, part.training) for part in inner.modules()]
         inner.eval()
         try:
             with torch.no_grad():
                 yield
         finally:
+            self._feed.current = newest
             for part, training in modes:
                 part.training = training
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 import threading
 import types
 import weakref
@@ -23,7 +24,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.parameter import is_lazy
 
 from manycard.errors import ModelError
@@ -60,7 +60,8 @@ class ModuleCopier:
         for original in module.modules():
             self._remember(original, original.__class__.__new__(original.__class__))
         anchors = dict(self._memo)
-        for name, original in module.named_modules():
+        # Compiled wrappers last, the innermost first: making one anew reads the module it wraps.
+        for name, original in sorted(reversed(list(module.named_modules())), key=lambda part: _is_compiled(part[1])):
             self._fill(original, name)
         self.replica: nn.Module = self._memo[id(module)]
         # Attributes may change in place later, so only modules, parameters and buffers stay known.
@@ -115,9 +116,9 @@ class ModuleCopier:
 
     def _fill(self, original: nn.Module, name: str) -> None:
         replica = self._memo[id(original)]
-        if isinstance(original, OptimizedModule):
+        if _is_compiled(original):
             # Its only own state is the module it wraps; making it anew makes its compiled entry anew.
-            OptimizedModule.__init__(replica, self._memo[id(original._orig_mod)], original.dynamo_ctx)
+            type(original).__init__(replica, self._memo[id(original._orig_mod)], original.dynamo_ctx)
             return
         prefix = f"{name}." if name else ""
         state = {key: self.attribute(value, f"{prefix}{key}") for key, value in original.__dict__.items()}
@@ -206,6 +207,12 @@ class ModuleCopier:
                 if isinstance(part, Tensor) and part.device.type == self._device.type and not part.requires_grad:
                     state[key] = part.to(self._device)
         return made
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether `module` came from ``torch.compile``; asked without importing its machinery, which takes seconds."""
+    machinery = sys.modules.get("torch._dynamo.eval_frame")
+    return machinery is not None and isinstance(module, machinery.OptimizedModule)
 
 
 def _filled(cell: types.CellType) -> bool:

@@ -13,6 +13,7 @@ which asks for that type to find ``.module`` goes on working. What differs:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -85,9 +86,13 @@ class DataParallel(nn.DataParallel[nn.Module]):
         assert self._engine is not None, "a copy inside a replica has no engine"
         return self._engine
 
-    @torch._dynamo.disable  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module on all cards with the batch cut between them; gives the joined output."""
+        compiler = sys.modules.get("torch._dynamo")
+        spread = self._spread if compiler is None else compiler.disable(self._spread)
+        return spread(args, kwargs)
+
+    def _spread(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._engine is None or current_place() is not None:
             return self.module(*args, **kwargs)
         sizes = self._sizes((args, kwargs))
@@ -154,6 +159,11 @@ class DataParallel(nn.DataParallel[nn.Module]):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._engine = Engine(self.module, self.cards)
         self._check = GraphCheck()
+
+
+# A compiled script must not look into a call that spans threads. This is the mark that torch.compiler.disable leaves;
+# calling that here would import the compiler, which takes seconds.
+DataParallel.forward._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _cards(device_ids: str | int | Sequence[int | torch.device | Card] | None) -> tuple[Card, ...]:

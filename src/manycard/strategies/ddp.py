@@ -5,7 +5,9 @@ Behaviour:
     * The whole ``loss_fn(module, batch)`` is one forward pass of DistributedDataParallel, so that a loss may call
       the module in parts, more than once, or by other methods.
     * DDP averages over ranks; losses are weighted beforehand so that the average is that of the global batch.
-    * A rank that has only a stand-in for an empty shard takes part in every collective and adds nothing.
+    * A rank that has only a stand-in for an empty shard takes part in every collective and adds nothing. DDP
+      reduces only after one of its parameters has had a gradient, so each rank has one more parameter, the anchor,
+      for such a rank to use.
     * Buffers are not broadcast in each forward pass; rank 0's are given to all before evaluation and checkpoints.
 """
 
@@ -32,7 +34,7 @@ from manycard.engine.loss import ShardLoss
 from manycard.engine.loss_check import check_mean_loss
 from manycard.engine.random import CardGenerators
 from manycard.engine.sync_batchnorm import convert_batchnorm, counting_nothing
-from manycard.errors import CardsError, LockstepError, NeedsRanks, SettingError
+from manycard.errors import CardsError, LockstepError, LossError, NeedsRanks, SettingError
 from manycard.precision import Precision
 from manycard.strategies.process import ProcessStrategy
 from manycard.strategies.strategy import Count, LossFn, MicroBatch, StrategyOptions
@@ -117,7 +119,7 @@ class DistributedStrategy(ProcessStrategy):
         if self.options.sync_batchnorm:
             with counting_nothing():
                 return model.reducer(loss_fn, batch)
-        return model.reducer(_no_loss, batch)
+        return model.reducer(None)
 
     def _weighted(self, loss: ShardLoss, samples: int, unit: Count) -> Tensor:
         weighted = super()._weighted(loss, samples, unit)
@@ -156,9 +158,17 @@ class DistributedStrategy(ProcessStrategy):
 
     def check_loss(self, model: nn.Module, loss_fn: LossFn, batch: Any) -> None:
         batch = self.move(batch)
+        problem: LossError | None = None
         if self.feed.samples(count_samples(batch)):
-            with self.generators.preserved():
-                check_mean_loss(loss_fn, self.unwrap(model), batch, self.device, self.precision)
+            try:
+                with self.generators.preserved():
+                    check_mean_loss(loss_fn, self.unwrap(model), batch, self.device, self.precision)
+            except LossError as error:
+                problem = error
+        # A shard may be too small to tell, or tell nothing: ranks must come to one verdict or wait for each other.
+        found = [error for error in self.gather_objects(problem) if error is not None]
+        if found:
+            raise found[0]
 
     # ---- the explicit loop ---------------------------------------------------------------------------------
 
@@ -269,6 +279,9 @@ def _make_reducer(module: nn.Module, options: dict[str, Any]) -> nn.Module:
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     chosen = {"find_unused_parameters": True, "gradient_as_bucket_view": True, **options}
     chosen.setdefault("forward_sync_buffers" if renamed else "broadcast_buffers", False)
+    if chosen["find_unused_parameters"]:
+        device = next(module.parameters()).device
+        call.anchor = nn.Parameter(torch.zeros(1, device=device))
     try:
         return DistributedDataParallel(call, **chosen)
     except TypeError as error:
@@ -280,19 +293,22 @@ def _make_reducer(module: nn.Module, options: dict[str, Any]) -> nn.Module:
 class _Call(nn.Module):
     """A module whose forward pass is whatever function of it is given."""
 
+    anchor: nn.Parameter | None
+
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
+        self.anchor = None
 
     def forward(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(self.module, *args, **kwargs)
+        return self.no_loss() if function is None else function(self.module, *args, **kwargs)
+
+    def no_loss(self) -> Tensor:
+        """A loss of 0; every parameter but the anchor counts as unused on this rank."""
+        if self.anchor is not None:
+            return self.anchor.sum() * 0
+        return torch.stack([p.sum() for p in self.module.parameters() if p.requires_grad]).sum() * 0
 
 
 def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module(*args, **kwargs)
-
-
-def _no_loss(module: nn.Module, batch: Any) -> Tensor:
-    """A loss of 0 that depends on no parameter: DDP then counts all of them as unused on this rank."""
-    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-    return torch.zeros((), device=device, requires_grad=True)
