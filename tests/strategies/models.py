@@ -112,7 +112,8 @@ class ConvNormed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Conv2d(2, 4, 3)
+        # No bias: BatchNorm takes it away again, so its gradient is rounding alone, which AdamW would blow up.
+        self.body = nn.Conv2d(2, 4, 3, bias=False)
         self.norm = nn.BatchNorm2d(4)
         self.head = nn.Linear(4, TARGETS)
 

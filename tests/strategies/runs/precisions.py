@@ -59,7 +59,7 @@ def clipped_update(precision: str, clip_norm: float, mode: str, make: Make, fold
             parallel.backward(mse(model, batch))
             parallel.clip_grad_norm_(model.parameters(), clip_norm)
             optimizer.step()
-        after = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+        after = torch.cat([parameter.detach().flatten().cpu() for parameter in module.parameters()])
         return float((after - before).norm())
 
 
