@@ -79,7 +79,6 @@ def _section(workload: str, rows: Sequence[Row]) -> dict[str, Any]:
         "rows": rows,
         "first": rows[0],
         "several_batches": len({row["batch"] for row in rows}) > 1,
-        "has_memory": any(peak is not None for row in rows for peak in row["peak_memory_mib"]),
         "has_accuracy": any(row["accuracy"] is not None for row in rows),
         "has_difference": any(row["largest_loss_difference"] is not None for row in rows),
         "plots": [

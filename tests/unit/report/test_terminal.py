@@ -30,11 +30,13 @@ def test_an_error_is_shown_in_full_under_its_table() -> None:
     assert "torch_dp on 8: out of memory: CUDA out of memory. Tried to allocate 12.00 GiB" in printed(EIGHT_CARDS)
 
 
-def test_columns_without_any_figure_are_left_out() -> None:
-    text = printed(ONE_CARD)
-    assert "accuracy" not in text
-    assert "balance" in text
-    assert "balance" not in printed(document([row("single", 1, 900.0, peak_memory_mib=[None], balance=None)], 1))
+def test_accuracy_has_a_column_where_there_is_any_and_memory_always() -> None:
+    assert "accuracy" not in printed(ONE_CARD)
+    assert "differ" not in printed(ONE_CARD)
+    assert "accuracy" in printed(SIMULATED)
+    unknown = printed(document([row("single", 1, 900.0, peak_memory_mib=[None], balance=None)], 1))
+    assert "balance" in unknown
+    assert "memory" in unknown
 
 
 def test_simulated_cards_are_called_that_and_notes_follow() -> None:
@@ -47,3 +49,12 @@ def test_simulated_cards_are_called_that_and_notes_follow() -> None:
 
 def test_an_interrupted_run_says_so_even_without_rows() -> None:
     assert "Interrupted" in printed(document([], 1, interrupted=True))
+
+
+def test_a_narrow_terminal_gets_two_tables_with_nothing_cut_off() -> None:
+    text = io.StringIO()
+    print_benchmark(EIGHT_CARDS, Console(file=text, width=80, force_terminal=True, color_system=None))
+    lines = text.getvalue().splitlines()
+    assert "…" not in text.getvalue()
+    assert max(map(len, lines)) <= 80
+    assert sum("torch_dp" in line for line in lines) == 3, "a line in each of two tables, and the error"
