@@ -88,7 +88,7 @@ class Digits(Workload):
         return DigitsNet(width=8 if self.small else 32)
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        return torch.optim.Adam(model.parameters(), lr=2e-3)
 
     def loss(self, model: Any, batch: Any) -> Tensor:
         images, labels = batch
