@@ -84,7 +84,11 @@ def main() -> None:
         rows.append({"workload": name, "batch": batch, "step_ms": medians, "rounds": found})
         print(name, {way: round(value, 3) for way, value in medians.items()}, flush=True)
     if options.out:
-        machine = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "python": platform.python_version()}
+        machine = {
+            "gpu": torch.cuda.get_device_name(0),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
         document = {"command": "python benchmarks/host_cost.py", **machine, "rows": rows}
         options.out.write_text(json.dumps(document, indent=1) + "\n")
 

@@ -158,11 +158,20 @@ def _length_of_lists(batch: Any, dim: int) -> int | None:
     """The length of a list of samples, or of fields that are equally long lists of samples."""
     if isinstance(batch, list) and batch and all(isinstance(part, Tensor) for part in batch):
         return len(batch)
-    parts = [part for _, part in children(batch) or ()]
-    lists = [part for part in parts if isinstance(part, list) and part]
-    tensors = [part for part in parts if isinstance(part, Tensor) and _has(part, dim)]
-    lengths = {len(part) for part in lists} | {tensor.size(dim) for tensor in tensors}
+    fields = list(_fields(batch))
+    lists = [field for field in fields if isinstance(field, list) and field]
+    tensors = [field for field in fields if isinstance(field, Tensor) and _has(field, dim)]
+    lengths = {len(field) for field in lists} | {tensor.size(dim) for tensor in tensors}
     return lengths.pop() if lists and len(lengths) == 1 else None
+
+
+def _fields(batch: Any) -> Iterator[Any]:
+    """The lists and tensors of a batch, without what is inside the lists."""
+    if isinstance(batch, Tensor | list):
+        yield batch
+        return
+    for _, part in children(batch) or ():
+        yield from _fields(part)
 
 
 def _describe(batch: Any) -> str:
@@ -350,10 +359,12 @@ class _Joiner:
 
     def _are_lists_of_samples(self, values: Sequence[Any]) -> bool:
         """Whether these are plain lists with one item a sample, not fields with one row a sample."""
-        return all(
-            isinstance(value, list) and _is_list_of_samples(value, size, self.dim)
-            for value, size in zip(values, self.samples, strict=True)
-        )
+        if not all(isinstance(value, list) for value in values):
+            return False
+        lengths = tuple(len(value) for value in values)
+        if lengths == self.samples and len(set(lengths)) > 1:
+            return True
+        return all(_is_list_of_samples(value, size, self.dim) for value, size in zip(values, self.samples, strict=True))
 
     def _take(self, item: Any, card: int, path: str) -> Any:
         """One sample's output, from the only card that has it."""
@@ -361,7 +372,7 @@ class _Joiner:
 
     def _join_plain(self, values: Sequence[Any]) -> Any:
         """Numbers with a fraction become their mean over samples; of anything else the primary's is kept."""
-        if all(type(value) is float for value in values):
+        if all(type(value) is float for value in values) and any(value != values[0] for value in values):
             total = sum(self.samples)
             return sum(value * size / total for value, size in zip(values, self.samples, strict=True))
         return values[0]

@@ -156,6 +156,7 @@ class SpreadCall:
     def forward_with_graph(self) -> list[Tensor]:
         """Run all cards and return the joined output tensors, detached."""
         self.context = ThreadContext.capture(self._engine.threads.devices)
+        self._engine.generators.follow_seed()
         self._draws = (self._engine.generators.state_dict(), torch.get_rng_state())
         self._parameters = {position: self._trainable(position) for position in self._active}
         values = self._engine.threads.run(self._jobs(self._forward_with_graph), here=0)
@@ -277,6 +278,8 @@ class SpreadCall:
                 fix="use GroupNorm or LayerNorm in the part that needs a gradient of a gradient",
             )
         wholes = [tensor.view_as(tensor) for tensor in saved]
+        # What the script has frozen since the forward pass gets no gradient.
+        wanted = [index for index, whole in enumerate(wholes) if whole.requires_grad]
         total: list[Tensor | None] = [None] * len(wholes)
         with self._engine.generators.preserved():
             self._engine.generators.load_state_dict(self._draws[0])
@@ -288,8 +291,11 @@ class SpreadCall:
                 roots.append(part)
                 of_roots.append(leaf.gradient(whole, index).to(part.device))
             if roots:
-                found = torch.autograd.grad(roots, wholes, of_roots, create_graph=True, allow_unused=True)
-                total = [a if b is None else b if a is None else a + b for a, b in zip(total, found, strict=True)]
+                wrt = [wholes[index] for index in wanted]
+                found = torch.autograd.grad(roots, wrt, of_roots, create_graph=True, allow_unused=True)
+                for index, gradient in zip(wanted, found, strict=True):
+                    before = total[index]
+                    total[index] = gradient if before is None else before if gradient is None else before + gradient
         return total
 
     def _repeat(self, position: int, wholes: Sequence[Tensor]) -> list[Tensor]:
@@ -302,9 +308,11 @@ class SpreadCall:
             part = tensor if start is None else tensor.narrow(self._dim, start, size)
             return part.to(device)
 
-        names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        chosen = {id(parameter) for parameter in self._parameters[position]}
+        names = [name for name, parameter in module.named_parameters() if id(parameter) in chosen]
         swapped = dict(zip(names, (whole.to(device) for whole in wholes[len(self._whole) :]), strict=True))
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        written = [(part, dict(part.__dict__)) for part in module.modules()]
         self._engine.generators.enter(position)
         try:
             with self.context.entered(device), torch.enable_grad():
@@ -312,6 +320,10 @@ class SpreadCall:
                 value = functional_call(module, {**swapped, **buffers}, args, kwargs)
         finally:
             self._engine.generators.leave(position)
+            # This forward pass is no step of the script's: what it wrote is taken back.
+            for part, attributes in written:
+                part.__dict__.clear()
+                part.__dict__.update(attributes)
         return list(tensors_in(value))
 
 

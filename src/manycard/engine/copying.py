@@ -61,7 +61,8 @@ class ModuleCopier:
             self._remember(original, original.__class__.__new__(original.__class__))
         anchors = dict(self._memo)
         # Compiled wrappers last, the innermost first: making one anew reads the module it wraps.
-        for name, original in sorted(reversed(list(module.named_modules())), key=lambda part: _is_compiled(part[1])):
+        innermost_first = list(module.named_modules())[::-1]
+        for name, original in sorted(innermost_first, key=lambda part: _is_compiled(part[1])):
             self._fill(original, name)
         self.replica: nn.Module = self._memo[id(module)]
         # Attributes may change in place later, so only modules, parameters and buffers stay known.

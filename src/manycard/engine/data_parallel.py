@@ -13,6 +13,7 @@ which asks for that type to find ``.module`` goes on working. What differs:
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -167,6 +168,14 @@ DataParallel.forward._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _cards(device_ids: str | int | Sequence[int | torch.device | Card] | None) -> tuple[Card, ...]:
+    try:
+        return _chosen(device_ids)
+    except CardsError as error:
+        problem = error.problem.partition(": ")[2]
+        raise CardsError("device_ids", device_ids, problem, fix=error.fix) from error
+
+
+def _chosen(device_ids: str | int | Sequence[int | torch.device | Card] | None) -> tuple[Card, ...]:
     if device_ids is None or isinstance(device_ids, str):
         return choose_cards(device_ids or "all").cards
     items = [device_ids] if isinstance(device_ids, int) else list(device_ids)
@@ -182,8 +191,12 @@ def _output_position(output_device: int | str | torch.device | None, cards: Sequ
     if output_device is None or output_device in ("balanced", "rotate"):
         return 0
     names = {card.device.index if not card.simulated else card.position: card.position for card in cards}
-    index = torch.device(output_device).index if isinstance(output_device, str) else output_device
-    index = index.index if isinstance(index, torch.device) else index
+    index: Any = output_device
+    if isinstance(output_device, str):
+        name = re.fullmatch(r"(?:cuda|cpu):(\d+)", output_device)
+        index = int(name[1]) if name else None
+    elif isinstance(output_device, torch.device):
+        index = output_device.index
     if index not in names:
         raise SettingError(
             "output_device",

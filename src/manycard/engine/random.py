@@ -32,6 +32,7 @@ class CardGenerators:
     def __init__(self, cards: Sequence[Card]) -> None:
         self._cards = tuple(cards)
         self._seed: int | None = None
+        self._fresh = torch.empty(0)
         self._states: list[Tensor] = []
         self._primary = torch.get_rng_state()
         self.follow_seed()
@@ -45,10 +46,12 @@ class CardGenerators:
 
     def _follow_on_cpu(self) -> None:
         seed = torch.initial_seed()
-        if seed == self._seed:
+        # The same seed may be set again: the generator is then as fresh as on the first time.
+        if seed == self._seed and not torch.equal(torch.get_rng_state(), self._fresh):
             return
         self._seed = seed
-        self._states = [torch.Generator().manual_seed(seed + card.position).get_state() for card in self._cards]
+        self._fresh, *others = [_seeded(seed + card.position) for card in self._cards]
+        self._states = [self._fresh, *others]
 
     def _follow_on_gpus(self) -> None:
         torch.cuda.init()  # type: ignore[no-untyped-call]
@@ -98,3 +101,8 @@ class CardGenerators:
         for card, kept in zip(self._cards, state["states"], strict=False):
             if kept.numel() == torch.cuda.get_rng_state(card.device).numel():
                 torch.cuda.set_rng_state(kept, card.device)
+
+
+def _seeded(seed: int) -> Tensor:
+    """The state of a CPU generator that has just been seeded."""
+    return torch.Generator().manual_seed(seed).get_state()

@@ -15,6 +15,7 @@ Behaviour:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ from manycard.cards.card import Card
 from manycard.engine.collective import Collective
 from manycard.engine.copying import ModuleCopier
 from manycard.engine.flat import FlatLayout, copy_all
-from manycard.engine.watching import Watch
+from manycard.engine.watching import AttributeChange, Watch
 from manycard.errors import LockstepError
 
 __all__ = ["Replicas"]
@@ -58,6 +59,7 @@ class Replicas:
         self._parameter_layout: FlatLayout | None = None
         self._buffer_layout: tuple[list[Any], FlatLayout] | None = None
         self._sent_versions: list[int] = []
+        self._said: set[str] = set()
 
     @property
     def lazy(self) -> bool:
@@ -80,9 +82,23 @@ class Replicas:
         self._follow_flags()
 
     def absorb(self) -> None:
-        """Take note of what a forward pass wrote on the primary."""
-        if self._watch is not None and not self._watch.structure_changed():
-            self._watch.changes()
+        """Take note of what a forward pass wrote on the primary, and say once which of it differs between cards."""
+        if self._watch is None or self._watch.structure_changed():
+            return
+        for change in self._watch.changes():
+            if change.name not in self._said and not change.gone:
+                self._compare(change)
+
+    def _compare(self, change: AttributeChange) -> None:
+        """Warn about a plain number or string that a forward pass left different on another card."""
+        held = [parts[change.module].__dict__.get(change.name) for parts in self._parts]
+        if isinstance(held[0], bool | int | float | str) and any(other != held[0] for other in held[1:]):
+            self._said.add(change.name)
+            warnings.warn(
+                f"forward writes {type(self._parts[0][change.module]).__name__}.{change.name} from what it sees of the"
+                f" batch, which differs between cards: the script sees {self.cards[0]}'s",
+                stacklevel=2,
+            )
 
     def _make(self) -> None:
         self._copiers = [ModuleCopier(self.module, card.device) for card in self.cards[1:]]
