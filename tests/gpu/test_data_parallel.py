@@ -216,29 +216,28 @@ class Wide(nn.Module):
 
 
 def _peaks(output_device: Any) -> list[int]:
+    """The peak memory of each card in steps after the first, which shows `balanced` how full the cards are."""
     together = mc.DataParallel(Wide().cuda(), device_ids=[0, 1], output_device=output_device)
     peaks = []
-    for number in range(2):
-        for card in (0, 1):
-            torch.cuda.reset_peak_memory_stats(card)
-        y = together(batch(256, number))
-        loss = y.square().mean()
-        loss.backward()
-        together.zero_grad()
-        del y, loss
+    for number in range(4):
         for card in (0, 1):
             torch.cuda.synchronize(card)
-        peaks = [max(a, torch.cuda.max_memory_allocated(card)) for a, card in zip(peaks or [0, 0], (0, 1), strict=True)]
-    return peaks
+            torch.cuda.reset_peak_memory_stats(card)
+        loss = together(batch(256, number)).square().mean()
+        loss.backward()
+        together.zero_grad()
+        del loss
+        peaks.append([torch.cuda.max_memory_allocated(card) for card in (0, 1)])
+    return [max(of_card) for of_card in zip(*peaks[2:], strict=True)]
 
 
 @needs_two
 def test_balanced_outputs_weigh_less_on_the_fullest_card() -> None:
     """Report kind dp-imbalance: the first card holds everybody's outputs."""
-    first = max(_peaks(0))
+    first = _peaks(0)
     gc.collect()
-    balanced = max(_peaks("balanced"))
-    assert balanced <= first * 1.05, f"{balanced / 2**20:.0f} MiB balanced, {first / 2**20:.0f} MiB on the first card"
+    balanced = _peaks("balanced")
+    assert max(balanced) <= max(first), f"{balanced} balanced, {first} on the first card"
 
 
 @needs_two

@@ -14,7 +14,6 @@ import torch
 from .cases import CASES, Case
 from .conftest import Get
 from .reference import Outcome, train_in_groups, train_in_loop
-from .runs import RANK_RUNS
 
 ON = [("single", 1), *(("dp", cards) for cards in (1, 2, 3, 4)), *(("ddp", cards) for cards in (1, 2, 3, 4))]
 BY_NAME = {case.name: case for case in CASES}
@@ -42,13 +41,12 @@ def test_fp64_training_is_that_of_one_card(get: Get, strategy: str, cards: int, 
         assert actual.learning_rates == pytest.approx(expected.learning_rates, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "cards", "mode", "name"),
-    [(*on, *run) for run in RUNS for on in ON if f"{run[0]}/{run[1]}/torch.float32" in RANK_RUNS or on[0] != "ddp"],
-)
-def test_fp32_losses_are_those_of_one_card(get: Get, strategy: str, cards: int, mode: str, name: str) -> None:
-    expected = reference(mode, name, torch.float32)
-    for actual in get(strategy, cards, f"{mode}/{name}/torch.float32"):
+@pytest.mark.parametrize(("strategy", "cards"), ON)
+@pytest.mark.parametrize("name", BY_NAME)
+def test_fp32_losses_are_those_of_one_card(get: Get, strategy: str, cards: int, name: str) -> None:
+    """Of `step`; the explicit loop in fp32 shows nothing that fp64 does not."""
+    expected = reference("step", name, torch.float32)
+    for actual in get(strategy, cards, f"step/{name}/torch.float32"):
         assert actual.losses == pytest.approx(expected.losses, rel=1e-5)
 
 
@@ -65,5 +63,5 @@ def test_the_cases_can_tell_a_wrong_weight() -> None:
     """A group weighted by micro-batches in place of samples, as loops that divide by a constant do, is seen."""
     case: Case = BY_NAME["accumulate_sgd"]
     by_samples, by_micro_batches = train_in_groups(case, torch.float64), train_in_loop(case, torch.float64)
-    assert by_samples.losses[:4] == by_micro_batches.losses[:4]
+    assert by_samples.losses[:4] == pytest.approx(by_micro_batches.losses[:4], rel=1e-12)
     assert by_samples.losses[-1] != pytest.approx(by_micro_batches.losses[-1], rel=1e-6)
