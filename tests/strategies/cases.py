@@ -236,6 +236,7 @@ CASES: Sequence[Case] = (
     Case("sync_batchnorm_few", partial(models.Normed, nn.BatchNorm1d), samples=35, batch_size=11, options=_SYNC),
     Case("sync_batchnorm_variants", models.OddlyNormed, options=_SYNC),
     Case("token_sums", models.Words, _token_sum, tokens, adamw, in_explicit_loop=False),
+    Case("token_sums_few", models.Words, _token_sum, tokens, samples=35, batch_size=11, in_explicit_loop=False),
     _accumulated(
         "token_sums_accumulated",
         make_model=models.Words,
