@@ -233,11 +233,13 @@ def _peaks(output_device: Any) -> list[int]:
 
 @needs_two
 def test_balanced_outputs_weigh_less_on_the_fullest_card() -> None:
-    """Report kind dp-imbalance: the first card holds everybody's outputs."""
+    """Report kind dp-imbalance: the first card holds everybody's outputs, beside the optimizer's state."""
+    state = torch.empty(1 << 27, device="cuda:0")
     first = _peaks(0)
     gc.collect()
     balanced = _peaks("balanced")
-    assert max(balanced) <= max(first), f"{balanced} balanced, {first} on the first card"
+    assert max(balanced) < 0.9 * max(first), f"{balanced} balanced, {first} on the first card"
+    del state
 
 
 @needs_two
