@@ -93,8 +93,10 @@ class Parallel:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         if choice.cards[0].simulated and len(choice.cards) < local:
             choice = choose_cards(f"cpu:{local}")
-        elif (said := choice.describe()) and os.environ.get("RANK", "0") == "0":
-            print(said, file=sys.stderr)
+        elif os.environ.get("RANK", "0") == "0":
+            # A card that a list or a count doesn't name is left out by the user's own word.
+            said = choice.describe() if str(spec).startswith(("all", "auto")) else "\n".join(choice.said)
+            print(*[said] if said else [], file=sys.stderr, end="\n" if said else "")
         return choice.cards
 
     # ---- where this process stands -------------------------------------------------------------------------

@@ -6,7 +6,8 @@ Behaviour:
     * The samples of a batch are counted on dimension ``dim`` of its tensors when they agree there. When they
       don't, and the batch is a list of samples (or fields that are equally long lists), its length counts;
       otherwise the first tensor counts, and tensors of another length go to every card whole.
-    * A list whose length is the batch's, and which holds no tensor of that length, is a list of samples and cut.
+    * A list whose length is the batch's, and whose tensors are not all of that length, is a list of samples
+      and cut.
     * An object that is no nesting and holds tensors is refused by name: guessing how to cut it would train wrongly.
     * Outputs join as they were cut: concatenated on ``dim``; 0-dim values as the mean weighted by samples;
       integer 0-dim tensors (counts) as the sum.
@@ -224,7 +225,8 @@ def _part(value: Any, total: int, start: int, size: int, dim: int, take: Take) -
 def _is_list_of_samples(value: Any, total: int, dim: int) -> bool:
     if not isinstance(value, list) or len(value) != total:
         return False
-    return not any(_has(tensor, dim) and tensor.size(dim) == total for tensor in tensors_in(value))
+    tensors = list(tensors_in(value))
+    return not tensors or not all(_has(tensor, dim) and tensor.size(dim) == total for tensor in tensors)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -207,24 +207,28 @@ class SpreadCall:
         for part, whole, leaf, index in self._parts_of(position, gradients):
             roots.append(part)
             of_roots.append(leaf.gradient(whole, index).to(device, non_blocking=True))
-        parameters, inputs = self._parameters[position], self._shards[position].inputs
-        kept = [parameter.grad for parameter in parameters]
-        hooks = _suspend_hooks(parameters) if position == 0 else []
+        inputs = self._shards[position].inputs
+        leaves = [*self._parameters[position], *(leaf for _, _, leaf in inputs)]
+        hooks = _suspend_hooks(self._parameters[position]) if position == 0 else []
         try:
-            for parameter in parameters:
-                parameter.grad = None
-            if roots:
-                torch.autograd.backward(roots, of_roots, retain_graph=keep)
-            total.collect(position, [parameter.grad for parameter in parameters])
-            found = [(index, start, leaf.grad) for index, start, leaf in inputs]
+            differentiate = _accumulated if self._check.recomputes else torch.autograd.grad
+            # What the script has frozen since the forward pass gets no gradient.
+            wanted = [index for index, leaf in enumerate(leaves) if leaf.requires_grad]
+            gradients_found: list[Tensor | None] = [None] * len(leaves)
+            if roots and wanted:
+                wrt = [leaves[index] for index in wanted]
+                found = differentiate(roots, wrt, of_roots, retain_graph=keep, allow_unused=True)
+                for index, gradient in zip(wanted, found, strict=True):
+                    gradients_found[index] = gradient
         finally:
-            for parameter, gradient in zip(parameters, kept, strict=True):
-                parameter.grad = gradient
             for registered, held in hooks:
                 registered.update(held)
-            for _, _, leaf_input in inputs:
-                leaf_input.grad = None
-        return found
+        count = len(self._parameters[position])
+        total.collect(position, gradients_found[:count])
+        return [
+            (index, start, gradient)
+            for (index, start, _), gradient in zip(inputs, gradients_found[count:], strict=True)
+        ]
 
     def _parts_of(
         self, position: int, gradients: Sequence[Tensor | None], own: Sequence[Tensor] | None = None
@@ -325,6 +329,26 @@ class SpreadCall:
                 part.__dict__.clear()
                 part.__dict__.update(attributes)
         return list(tensors_in(value))
+
+
+def _accumulated(
+    roots: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    of_roots: Sequence[Tensor],
+    *,
+    retain_graph: bool,
+    allow_unused: bool,
+) -> list[Tensor | None]:
+    """`torch.autograd.grad` by way of ``grad``, which reentrant checkpoints need; puts back what ``grad`` held."""
+    kept = [leaf.grad for leaf in leaves]
+    try:
+        for leaf in leaves:
+            leaf.grad = None
+        torch.autograd.backward(roots, of_roots, retain_graph=retain_graph)
+        return [leaf.grad for leaf in leaves]
+    finally:
+        for leaf, gradient in zip(leaves, kept, strict=True):
+            leaf.grad = gradient
 
 
 def _suspend_hooks(parameters: Sequence[nn.Parameter]) -> list[tuple[dict[int, Any], dict[int, Any]]]:

@@ -100,7 +100,12 @@ class DataParallel(nn.DataParallel[nn.Module]):
         if sum(map(bool, sizes)) < 2:
             args, kwargs = move((args, kwargs), self.cards[0].device)
             return move(self.module(*args, **kwargs), self.cards[self._output_card()].device)
-        engine, replicas = self._engine, self._engine.replicas
+        with self._engine.lock:
+            return self._spread_over(self._engine, args, kwargs, sizes)
+
+    def _spread_over(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: list[int]) -> Any:
+        replicas = engine.replicas
+        engine.threads.finish()
         engine.initialise_lazy(lambda: self.module(*move(args, engine.device), **move(kwargs, engine.device)))
         generation = replicas.generation
         replicas.follow()

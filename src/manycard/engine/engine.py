@@ -14,6 +14,8 @@ Under failure and cancellation:
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -27,6 +29,7 @@ from manycard.cards.card import Card
 from manycard.engine.batch import count_samples, cut, move
 from manycard.engine.buckets import Buckets, gradients_of
 from manycard.engine.collective import make_collective
+from manycard.engine.lockstep import LockstepGuard
 from manycard.engine.loss import ShardLoss, read_loss
 from manycard.engine.mirrors import Mirrors
 from manycard.engine.random import CardGenerators
@@ -59,9 +62,13 @@ class Engine:
         self.threads = CardThreads(cards, self.generators)
         self.collective = make_collective(cards)
         self.replicas = Replicas(module, cards, self.collective)
+        self.lock = threading.RLock()
+        """Held by whoever spreads work: several threads of a script are served in turn."""
         self._buckets: Buckets | None = None
         self._buckets_for: Any = None
         self._mirrors: dict[int, Mirrors] = {}
+        self._guard = LockstepGuard()
+        self._send_always = False
         self._apart = False
         self._group_open = False
 
@@ -73,6 +80,7 @@ class Engine:
 
     def start_group(self) -> None:
         """Drop gradients: a new group of micro-batches begins."""
+        self.threads.finish()
         self._group_open = False
         for parameters in self.replicas.parameters:
             for parameter in parameters:
@@ -139,6 +147,14 @@ class Engine:
 
     def _prepare_training(self) -> Buckets:
         self.refresh(statistics=False)
+        if self._guard.drifted(self.replicas.parameters):
+            self._send_always = True
+            self.replicas.send_parameters()
+            warnings.warn(
+                "parameters changed on the primary card in a way that the replicas could not see (a write through"
+                " .data, say); from now on they are sent in every step, which costs a little",
+                stacklevel=2,
+            )
         self._refuse_hooks()
         trainable = [index for index, parameter in enumerate(self.replicas.parameters[0]) if parameter.requires_grad]
         key = (self.replicas.generation, trainable)
@@ -154,7 +170,7 @@ class Engine:
 
     def _refuse_hooks(self) -> None:
         for index, parameter in enumerate(self.replicas.parameters[0]):
-            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            if len(self.cards) > 1 and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
                 name = [name for name, _ in self.replicas.module.named_parameters()][index]
                 raise ModelError(
                     f"parameter {name} has a gradient hook, which in train_step would see one card's part only",
@@ -163,8 +179,9 @@ class Engine:
 
     def refresh(self, *, statistics: bool) -> None:
         """Bring the replicas to the primary's structure, parameters and buffers where they may differ."""
+        self.threads.finish()
         self.replicas.follow()
-        if self._apart or self.replicas.moved:
+        if self._apart or self._send_always or self.replicas.moved:
             self.replicas.send_parameters()
         self.replicas.send_buffers(statistics=statistics)
 

@@ -26,6 +26,8 @@ class GraphCheck:
     def __init__(self) -> None:
         self._known: set[tuple[int, int]] = set()
         self._leaves: dict[int, dict[int, Tensor]] = {}
+        self.recomputes = False
+        """Whether a graph holds a reentrant checkpoint, whose backward works only without ``inputs=``."""
 
     def look(self, position: int, device: torch.device, nodes: int, value: Any) -> None:
         """Look at the graph behind `value` if it is new. Runs in the card's thread.
@@ -40,7 +42,8 @@ class GraphCheck:
             return
         roots = [tensor.grad_fn for tensor in tensors_in(value) if tensor.grad_fn is not None]
         leaves: dict[int, Tensor] = {}
-        for node in _nodes(roots):
+        for node in nodes_of(roots):
+            self.recomputes = self.recomputes or is_reentrant_checkpoint(node)
             variable = getattr(node, "variable", None)
             if isinstance(variable, Tensor):
                 leaves[id(variable)] = variable
@@ -70,7 +73,13 @@ class GraphCheck:
                 seen[key] = position
 
 
-def _nodes(roots: list[Node]) -> Iterator[Node]:
+def is_reentrant_checkpoint(node: Node) -> bool:
+    """Whether `node` is ``torch.utils.checkpoint`` with ``use_reentrant=True``."""
+    return node.name() == "CheckpointFunctionBackward"
+
+
+def nodes_of(roots: list[Node]) -> Iterator[Node]:
+    """Every node of the graph behind `roots`."""
     seen = set(roots)
     waiting = list(roots)
     while waiting:

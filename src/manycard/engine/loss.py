@@ -42,7 +42,8 @@ def read_loss(returned: Any) -> ShardLoss:
         _check_scalar(total)
         if isinstance(count, Tensor):
             _check_scalar(count)
-            return ShardLoss(total.reshape(()), count.detach().reshape(()))
+            # A whole count divided by PyTorch would come out in fp32.
+            return ShardLoss(total.reshape(()), count.detach().reshape(()).double())
         if isinstance(count, int | float):
             return ShardLoss(total.reshape(()), float(count))
     raise LossError(f"loss_fn returned a {type(returned).__name__}, which is no loss", fix=_FIX)

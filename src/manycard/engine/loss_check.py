@@ -45,6 +45,10 @@ def check_mean_loss(
     for part in scratch.modules():
         if isinstance(part, _BatchNorm | _DropoutNd):
             part.training = False
+            if isinstance(part, _BatchNorm) and part.running_mean is None:
+                # Without running statistics it would use the batch's in evaluation mode too.
+                part.running_mean = torch.zeros(part.num_features, device=device)
+                part.running_var = torch.ones(part.num_features, device=device)
         elif isinstance(getattr(part, "dropout", None), float) and isinstance(part, nn.RNNBase | nn.MultiheadAttention):
             part.dropout = 0.0
     while samples >= 2:
@@ -63,8 +67,15 @@ def _compare(
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
 
     def loss_of(part: Any) -> tuple[Tensor, float | Tensor | None]:
-        with torch.no_grad(), precision.autocast(device):
-            loss = read_loss(loss_fn(module, part))
+        try:
+            with torch.no_grad(), precision.autocast(device):
+                loss = read_loss(loss_fn(module, part))
+        except RuntimeError as error:
+            if "does not require grad" not in str(error):
+                raise
+            # The loss differentiates something itself: a gradient penalty, say.
+            with torch.enable_grad(), precision.autocast(device):
+                loss = read_loss(loss_fn(module, part))
         return loss.value.detach().double(), loss.count
 
     (whole, whole_count), (again, _) = loss_of(batch), loss_of(batch)

@@ -201,9 +201,8 @@ class Replicas:
         names = [name for name, _ in self.module.named_parameters()]
         for card, replica in zip(self.cards[1:], self.parameters[1:], strict=False):
             for name, own, primary in zip(names, replica, self.parameters[0], strict=True):
-                ours, theirs = primary.detach().cpu(), own.detach().cpu()
-                if not torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8)):
-                    largest = (ours - theirs).abs().max().item()
+                if not same_bits(primary, own):
+                    largest = (primary.detach().cpu() - own.detach().cpu()).abs().max().item()
                     raise LockstepError(
                         f"parameter {name} differs between {self.cards[0]} and {card} by up to {largest:.3g}",
                         fix="report it with the script: replicas must be bit-equal after every step",
@@ -213,3 +212,9 @@ class Replicas:
 def _kinds(tensors: Sequence[Tensor]) -> list[tuple[torch.Size, torch.dtype, str]]:
     """What must be equal for one tensor to be copied into another as it is."""
     return [(tensor.shape, tensor.dtype, tensor.device.type) for tensor in tensors]
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same bits, NaN and signed zeros included."""
+    flat = [tensor.detach().cpu().reshape(-1).contiguous() for tensor in (one, other)]
+    return torch.equal(flat[0].view(torch.uint8), flat[1].view(torch.uint8))

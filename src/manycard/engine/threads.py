@@ -185,6 +185,11 @@ class CardThreads:
         finally:
             self.generators.enter(position)
 
+    def finish(self) -> None:
+        """Wait for what Ctrl-C left running, before anything that it works on is touched."""
+        with self._one_at_a_time:
+            self._finish_interrupted()
+
     def close(self) -> None:
         """End the threads; they finish what they do first."""
         self._finalizer()

@@ -33,6 +33,7 @@ from manycard.engine.batch import count_samples, map_tensors, tensors_in
 from manycard.engine.loss import ShardLoss
 from manycard.engine.loss_check import check_mean_loss
 from manycard.engine.random import CardGenerators
+from manycard.engine.replicas import same_bits
 from manycard.engine.sync_batchnorm import convert_batchnorm, counting_nothing
 from manycard.errors import CardsError, LockstepError, LossError, NeedsRanks, SettingError
 from manycard.precision import Precision
@@ -68,7 +69,7 @@ class DistributedStrategy(ProcessStrategy):
         if self._started:
             self._start()
         self.generators = CardGenerators([self._card])
-        self._samples = 0
+        self._samples = 1
 
     def _start(self) -> None:
         if self._card.simulated:
@@ -114,12 +115,15 @@ class DistributedStrategy(ProcessStrategy):
 
     def _loss(self, model: nn.Module, loss_fn: LossFn, batch: Any, samples: int) -> Any:
         assert isinstance(model, RankModel), "setup gives a RankModel"
-        if samples:
-            return model.reducer(loss_fn, batch)
-        if self.options.sync_batchnorm:
-            with counting_nothing():
+        self._samples = samples
+        if samples or self.options.sync_batchnorm:
+            with self.counting():
                 return model.reducer(loss_fn, batch)
         return model.reducer(None)
+
+    def counting(self) -> AbstractContextManager[object]:
+        """The context for a forward pass, in which a stand-in's samples don't count in statistics."""
+        return nullcontext() if self._samples else counting_nothing()
 
     def _weighted(self, loss: ShardLoss, samples: int, unit: Count) -> Tensor:
         weighted = super()._weighted(loss, samples, unit)
@@ -223,7 +227,7 @@ class DistributedStrategy(ProcessStrategy):
         for name, parameter in self.unwrap(model).named_parameters():
             first = parameter.detach().clone()
             dist.broadcast(first, 0)
-            if not torch.equal(first.view(torch.uint8), parameter.detach().contiguous().view(torch.uint8)):
+            if not same_bits(first, parameter):
                 different = different or name
         found = [(rank, name) for rank, name in enumerate(self.gather_objects(different)) if name]
         if found:
@@ -257,9 +261,10 @@ class RankModel(nn.Module):
         """The module's output for this rank's shard."""
         strategy: DistributedStrategy = self.__dict__["_strategy"]
         strategy.note_call((args, kwargs))
-        if torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            return self.module(*args, **kwargs)
+        with strategy.counting():
             return self.reducer(_call_module, *args, **kwargs)
-        return self.module(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -281,7 +286,7 @@ def _make_reducer(module: nn.Module, options: dict[str, Any]) -> nn.Module:
     chosen.setdefault("forward_sync_buffers" if renamed else "broadcast_buffers", False)
     if chosen["find_unused_parameters"]:
         device = next(module.parameters()).device
-        call.anchor = nn.Parameter(torch.zeros(1, device=device))
+        call.anchor = nn.Parameter(torch.zeros(1, device=device, dtype=next(module.parameters()).dtype))
     try:
         return DistributedDataParallel(call, **chosen)
     except TypeError as error:

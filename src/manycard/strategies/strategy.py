@@ -18,6 +18,7 @@ an incomplete group gets its true weight by the same rule.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -89,6 +90,8 @@ class Strategy(ABC):
         self.precision = precision
         self.feed = feed
         self.options = options
+        self.lock = threading.RLock()
+        """Held by a train step: several threads of a script are served in turn."""
         self.loop = ScaledLoop(precision.scale) if precision.scale is not None else None
 
     # ---- where this process stands -------------------------------------------------------------------------

@@ -85,6 +85,10 @@ class TrainStep:
             LossError: the loss is no mean over samples, or no loss at all.
             BatchError: the batch can't be cut.
         """
+        with self._strategy.lock:
+            return self._run(batch)
+
+    def _run(self, batch: Any) -> Tensor:
         self.updated = False
         ends_group = len(self._group) + 1 >= self._settings.accumulate or self._strategy.feed.last
         try:
