@@ -159,7 +159,7 @@ class OddParameters(Net):
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(1.5))
         self.nothing = nn.Parameter(torch.empty(0, 3))
-        self.other = nn.Parameter(torch.linspace(-1, 1, TARGETS, dtype=torch.float32))
+        self.other = nn.Parameter(torch.linspace(-1, 1, TARGETS, dtype=torch.float64))  # in fp32 runs, another
         self.slanted = nn.Parameter(torch.linspace(-1, 1, FEATURES * 4).view(4, FEATURES).t())
         self.register_buffer("turn", torch.tensor([1 + 1j, 0.5 - 2j, 1j]))
         self.register_buffer("offset", torch.ones(TARGETS), persistent=False)
