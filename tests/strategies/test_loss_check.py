@@ -8,7 +8,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+import manycard as mc
+
+from .cases import mse
 from .conftest import Get
+from .models import Dropped
 from .test_equivalence import ON
 
 MANY = [(strategy, cards) for strategy, cards in ON if cards > 1]
@@ -54,3 +58,15 @@ def test_the_check_disturbs_no_draws_and_no_statistics(get: Get, strategy: str, 
     for (checked, checked_state), (plain, plain_state) in get(strategy, cards, "check_disturbs_nothing"):
         assert checked == plain
         assert all(torch.equal(checked_state[name], tensor) for name, tensor in plain_state.items())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_noise_is_never_taken_for_a_wrong_loss(seed: int) -> None:
+    """Functional dropout draws in every computation of the loss, so nothing can be told and nothing is said."""
+    torch.manual_seed(seed)
+    module = Dropped()
+    parallel = mc.Parallel("dp", cards="cpu:2")
+    model, optimizer = parallel.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    x = torch.randn(4, 6)
+    parallel.train_step(mse, model, optimizer)((x, x[:, :3]))
+    parallel.close()

@@ -174,6 +174,25 @@ def test_a_list_of_samples_is_cut_as_samples() -> None:
     same_state(alone, together)
 
 
+@pytest.mark.parametrize("rows", [(2, 2, 5, 7), (2, 2, 2, 2), (4, 1, 1, 4)])
+def test_results_of_samples_stay_samples_whatever_their_rows(rows: tuple[int, ...]) -> None:
+    """A result's rows may happen to number as many as a card's samples, 2, or the batch's, 4."""
+
+    class Boxes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(3, 2)
+
+        def forward(self, images: list[Tensor], targets: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+            assert len(images) == len(targets)
+            return [{"boxes": self.line(i) + t["offset"]} for i, t in zip(images, targets, strict=True)]
+
+    alone, together = twins(Boxes, 2)
+    images = [batch(count, 3, seed=index) for index, count in enumerate(rows)]
+    targets = [{"offset": batch(1, 2, seed=index)} for index in range(len(rows))]
+    close(together(images, targets), alone(images, targets))
+
+
 @pytest.mark.parametrize("cards", CARDS)
 @pytest.mark.parametrize("samples", [1, 2, 3, 5, 8])
 def test_any_dimension_and_any_remainder(cards: int, samples: int) -> None:
