@@ -316,7 +316,18 @@ LeafJoin = Callable[[str, list[tuple[int, Tensor]]], Any]
 """Joins one leaf: its name, and the ``(index of the card, tensor)`` pairs it is made of."""
 
 
-def join_values(values: Sequence[Any], samples: Sequence[int], dim: int, join_leaf: LeafJoin) -> Any:
+def holds_list_of_samples(value: Any, total: int, dim: int) -> bool:
+    """Whether a batch of `total` samples is, or has in it, a list with one item a sample."""
+    if isinstance(value, Tensor):
+        return False
+    if _is_list_of_samples(value, total, dim):
+        return True
+    return any(holds_list_of_samples(part, total, dim) for _, part in children(value) or ())
+
+
+def join_values(
+    values: Sequence[Any], samples: Sequence[int], dim: int, join_leaf: LeafJoin, *, listed: bool = False
+) -> Any:
     """Join nestings of equal shape leaf by leaf.
 
     Args:
@@ -324,11 +335,12 @@ def join_values(values: Sequence[Any], samples: Sequence[int], dim: int, join_le
         samples: how many samples each of those cards had.
         dim: the dimension that counts samples.
         join_leaf: called for every tensor leaf, in order.
+        listed: whether the batch came as lists of samples, so that lists as long as the shards are such lists.
 
     Raises:
         BatchError: the nestings differ in structure.
     """
-    return _Joiner(tuple(samples), dim, join_leaf).join(list(values), "")
+    return _Joiner(tuple(samples), dim, join_leaf, listed).join(list(values), "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -336,6 +348,7 @@ class _Joiner:
     samples: tuple[int, ...]
     dim: int
     join_leaf: LeafJoin
+    listed: bool
 
     def join(self, values: list[Any], path: str) -> Any:
         first = values[0]
@@ -364,7 +377,7 @@ class _Joiner:
         if not all(isinstance(value, list) for value in values):
             return False
         lengths = tuple(len(value) for value in values)
-        if lengths == self.samples and len(set(lengths)) > 1:
+        if lengths == self.samples and (self.listed or len(set(lengths)) > 1):
             return True
         return all(_is_list_of_samples(value, size, self.dim) for value, size in zip(values, self.samples, strict=True))
 

@@ -26,7 +26,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from manycard.engine.batch import Join, join_values, map_tensors, plan_join, take_shard, tensors_in
+from manycard.engine.batch import (
+    Join,
+    holds_list_of_samples,
+    join_values,
+    map_tensors,
+    plan_join,
+    take_shard,
+    tensors_in,
+)
 from manycard.engine.context import ThreadContext
 from manycard.engine.engine import Engine
 from manycard.engine.gradient_sum import GradientSum
@@ -180,7 +188,9 @@ class SpreadCall:
             self._leaves.append(_Leaf(tuple(self._active[index] for index, _ in pairs), parts, join))
             return self._leaves[-1].joined(device)
 
-        return join_values([values[position] for position in self._active], sizes, self._dim, join_leaf)
+        chosen = [values[position] for position in self._active]
+        listed = holds_list_of_samples(self._batch, sum(self._sizes), self._dim)
+        return join_values(chosen, sizes, self._dim, join_leaf, listed=listed)
 
     # ---- backward ------------------------------------------------------------------------------------------
 

@@ -67,8 +67,9 @@ class GraphCheck:
                     self._known.clear()
                     raise ModelError(
                         f"forward uses a tensor of shape {tuple(tensor.shape)} that requires gradients and is shared by"
-                        f" cards {seen[key]} and {position}: it is no parameter of the module",
-                        fix="make it a parameter of the module, or pass it to forward as an argument",
+                        f" cards {seen[key]} and {position}: a tensor caught in a closure or a global, of which cards"
+                        " have no copies",
+                        fix="reach it through the module (self.weight), or pass it to forward as an argument",
                     )
                 seen[key] = position
 

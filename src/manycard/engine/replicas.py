@@ -103,6 +103,11 @@ class Replicas:
     def _make(self) -> None:
         self._copiers = [ModuleCopier(self.module, card.device) for card in self.cards[1:]]
         self.modules = [self.module, *(copier.replica for copier in self._copiers)]
+        for replica in self.modules[1:]:
+            for part in replica.modules():
+                if isinstance(part, nn.RNNBase):
+                    # cuDNN wants an RNN's weights in one chunk of memory, which copies of each are not.
+                    part.flatten_parameters()
         self.parameters = [list(replica.parameters()) for replica in self.modules]
         self._parts = [list(replica.modules()) for replica in self.modules]
         self._kinds = _kinds(self.parameters[0])

@@ -132,7 +132,7 @@ class _Normalise(torch.autograd.Function):
         layer.note_statistics(mean, spread, total)
         normal = (exact - _wide(mean, x)) * _wide(scale, x)
         ctx.save_for_backward(normal, weight, scale, total)
-        ctx.exchange, ctx.axes, ctx.dtype = exchange, axes, x.dtype
+        ctx.exchange, ctx.axes, ctx.dtype, ctx.used = exchange, axes, x.dtype, used
         out = normal if weight is None else normal * _wide(weight.to(exact.dtype), x)
         return (out if bias is None else out + _wide(bias.to(exact.dtype), x)).to(x.dtype)
 
@@ -145,7 +145,8 @@ class _Normalise(torch.autograd.Function):
         of_bias, of_weight = ctx.exchange(own.flatten()).sum(0).view_as(own) / total
         inner = grad - _wide(of_bias, grad) - normal * _wide(of_weight, grad)
         factor = scale if weight is None else scale * weight.to(scale.dtype)
-        of_input = (inner * _wide(factor, grad)).to(ctx.dtype)
+        # A stand-in's rows moved no statistics, so nothing flows back to them.
+        of_input = (inner * _wide(factor, grad) * ctx.used).to(ctx.dtype)
         if weight is None:
             return of_input, None, None, None, None
         return of_input, own[1].to(weight.dtype), own[0].to(weight.dtype), None, None

@@ -8,6 +8,7 @@ Behaviour:
     * A rank that has only a stand-in for an empty shard takes part in every collective and adds nothing. DDP
       reduces only after one of its parameters has had a gradient, so each rank has one more parameter, the anchor,
       for such a rank to use.
+    * What DDP can't reduce while backward runs (sparse gradients, reentrant checkpoints) is reduced after it.
     * Buffers are not broadcast in each forward pass; rank 0's are given to all before evaluation and checkpoints.
 """
 
@@ -17,8 +18,8 @@ import atexit
 import inspect
 import os
 import random
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from manycard.cards.card import Card
 from manycard.data.feed import Feed
 from manycard.engine.batch import count_samples, map_tensors, tensors_in
+from manycard.engine.graph_check import is_reentrant_checkpoint, nodes_of
 from manycard.engine.loss import ShardLoss
 from manycard.engine.loss_check import check_mean_loss
 from manycard.engine.random import CardGenerators
@@ -65,11 +68,11 @@ class DistributedStrategy(ProcessStrategy):
                 fix=f"start {len(self.cards)} processes on this machine",
             )
         self._card = self.cards[local]
-        self._started = not dist.is_initialized()
-        if self._started:
+        if not dist.is_initialized():
             self._start()
         self.generators = CardGenerators([self._card])
         self._samples = 1
+        self._called: list[RankModel] = []
 
     def _start(self) -> None:
         if self._card.simulated:
@@ -77,7 +80,8 @@ class DistributedStrategy(ProcessStrategy):
         else:
             torch.cuda.set_device(self.device)
             dist.init_process_group("nccl", device_id=self.device)
-        atexit.register(self.close)
+        # One group serves every Parallel of the process: a second one can't be made once it is gone.
+        atexit.register(_leave_group)
 
     @property
     def device(self) -> torch.device:
@@ -140,7 +144,8 @@ class DistributedStrategy(ProcessStrategy):
         dist.all_reduce(numbers)
         mean = (numbers[0] / numbers[2]).to(loss.value.dtype)
         whole = numbers[1]
-        return MicroBatch(mean, whole, whole if loss.count is None else numbers[2])
+        # A stand-in's loss doesn't tell whether the others' are means; the sum of counts is right for both.
+        return MicroBatch(mean, whole, whole if samples and loss.count is None else numbers[2])
 
     def _sum(self, value: float) -> Count:
         total = torch.tensor(float(value), dtype=torch.float64, device=self.device)
@@ -150,15 +155,38 @@ class DistributedStrategy(ProcessStrategy):
     def _reducing(self, model: nn.Module, ends_group: bool) -> AbstractContextManager[object]:
         return nullcontext() if ends_group else self.no_sync(model)
 
+    def update(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        factor: Count,
+        clip_norm: float | None,
+        *,
+        reduced: bool,
+    ) -> bool:
+        assert isinstance(model, RankModel), "setup gives a RankModel"
+        reduced = reduced and not model.call.reduces_after
+        return super().update(model, optimizers, factor, clip_norm, reduced=reduced)
+
     def _reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         trainable = [parameter for parameter in parameters if parameter.requires_grad]
         used = torch.tensor([float(p.grad is not None) for p in trainable], device=self.device)
         dist.all_reduce(used)
         for parameter, users in zip(trainable, used.tolist(), strict=True):
             if users:
-                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                dist.all_reduce(gradient)
-                parameter.grad = gradient / self.world_size
+                parameter.grad = self._average(parameter)
+
+    def _average(self, parameter: nn.Parameter) -> Tensor:
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        sparse = any(self.gather_objects(gradient.is_sparse))
+        if not sparse:
+            gradient = gradient.contiguous()
+            dist.all_reduce(gradient)
+            return gradient / self.world_size
+        rows = gradient.coalesce() if gradient.is_sparse else gradient.to_sparse(1)
+        parts: list[Tensor] = self.gather_objects(rows.cpu())
+        total = sum(parts[1:], start=parts[0])
+        return (total / self.world_size).coalesce().to(self.device)
 
     def check_loss(self, model: nn.Module, loss_fn: LossFn, batch: Any) -> None:
         batch = self.move(batch)
@@ -176,19 +204,31 @@ class DistributedStrategy(ProcessStrategy):
 
     # ---- the explicit loop ---------------------------------------------------------------------------------
 
-    def note_call(self, batch: Any) -> None:
-        """Remember how many samples the script's own forward call had."""
+    def note_call(self, model: RankModel, batch: Any) -> None:
+        """Remember which model the script called, and with how many samples."""
+        if torch.is_grad_enabled() and model not in self._called:
+            self._called.append(model)
         if next(tensors_in(batch), None) is not None:
             self._samples = self.feed.samples(count_samples(batch))
 
     def backward(self, loss: Tensor) -> None:
         share = self._samples * self.world_size / self._sum(self._samples)
         super().backward(loss * share)
+        for model in self._called:
+            if model.call.reduces_after and model.syncs:
+                self._reduce(list(model.module.parameters()))
+        self._called.clear()
 
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[object]:
+    @contextmanager
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
         assert isinstance(model, RankModel), "setup gives a RankModel"
-        reducer = model.reducer
-        return reducer.no_sync() if isinstance(reducer, DistributedDataParallel) else nullcontext()
+        reducer, before = model.reducer, model.syncs
+        model.syncs = False
+        try:
+            with reducer.no_sync() if isinstance(reducer, DistributedDataParallel) else nullcontext():
+                yield
+        finally:
+            model.syncs = before
 
     # ---- between processes ---------------------------------------------------------------------------------
 
@@ -237,9 +277,10 @@ class DistributedStrategy(ProcessStrategy):
                 fix="change parameters on every rank alike, through the optimizer",
             )
 
-    def close(self) -> None:
-        if self._started and dist.is_initialized():
-            dist.destroy_process_group()
+
+def _leave_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 class RankModel(nn.Module):
@@ -248,19 +289,25 @@ class RankModel(nn.Module):
     Attributes, methods and ``state_dict`` are the module's own.
     """
 
+    syncs: bool
+    """Whether backward passes reduce; False inside ``no_sync``."""
+
     def __init__(self, module: nn.Module, strategy: DistributedStrategy) -> None:
         super().__init__()
         self.module = module
-        reducer = _make_reducer(module, strategy.options.ddp)
+        call = _Call(module)
+        reducer = _make_reducer(call, strategy.options.ddp)
         # Hidden from nn.Module, so that parameters and state keys stay the module's.
-        self.__dict__["reducer"] = reducer
+        self.__dict__["call"] = call
+        self.__dict__["reducer"] = call.__dict__["reducer"] = reducer
+        self.__dict__["syncs"] = True
         self.__dict__["_strategy"] = strategy
         strategy.settle(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's output for this rank's shard."""
         strategy: DistributedStrategy = self.__dict__["_strategy"]
-        strategy.note_call((args, kwargs))
+        strategy.note_call(self, (args, kwargs))
         if not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
         with strategy.counting():
@@ -275,9 +322,9 @@ class RankModel(nn.Module):
             return getattr(self.module, name)
 
 
-def _make_reducer(module: nn.Module, options: dict[str, Any]) -> nn.Module:
-    """DistributedDataParallel round `module`; nothing round one that has no gradients to reduce."""
-    call = _Call(module)
+def _make_reducer(call: _Call, options: dict[str, Any]) -> nn.Module:
+    """DistributedDataParallel round a module; nothing round one that has no gradients to reduce."""
+    module = call.module
     if not any(parameter.requires_grad for parameter in module.parameters()):
         return call
     # Buffers are settled by the strategy. The argument that says so was renamed after torch 2.11.
@@ -304,15 +351,34 @@ class _Call(nn.Module):
         super().__init__()
         self.module = module
         self.anchor = None
+        self.__dict__["reducer"] = None
+        self.reduces_after = any(getattr(part, "sparse", False) is True for part in module.modules())
+        """Whether gradients are reduced after backward, because DDP can't do it meanwhile."""
+        self._looked = False
 
     def forward(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.no_loss() if function is None else function(self.module, *args, **kwargs)
+        """The function's value; DDP arms its reduction after this has returned."""
+        value = self.no_loss() if function is None else function(self.module, *args, **kwargs)
+        if not self._looked and torch.is_grad_enabled():
+            self._looked = True
+            roots = [tensor.grad_fn for tensor in tensors_in(value) if tensor.grad_fn is not None]
+            self.reduces_after = self.reduces_after or any(map(is_reentrant_checkpoint, nodes_of(roots)))
+            self.reduces_after = _any_rank(self.reduces_after, next(self.module.parameters()).device)
+        if self.reduces_after and isinstance(self.reducer, DistributedDataParallel):
+            self.reducer.require_backward_grad_sync = False
+        return value
 
     def no_loss(self) -> Tensor:
         """A loss of 0; every parameter but the anchor counts as unused on this rank."""
         if self.anchor is not None:
             return self.anchor.sum() * 0
         return torch.stack([p.sum() for p in self.module.parameters() if p.requires_grad]).sum() * 0
+
+
+def _any_rank(flag: bool, device: torch.device) -> bool:
+    flags = torch.tensor(float(flag), device=device)
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    return bool(flags)
 
 
 def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
