@@ -359,14 +359,16 @@ class _Call(nn.Module):
     def forward(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """The function's value; DDP arms its reduction after this has returned."""
         value = self.no_loss() if function is None else function(self.module, *args, **kwargs)
-        armed = isinstance(self.reducer, DistributedDataParallel)
-        if armed and not self._looked and torch.is_grad_enabled():
+        reducer = self.reducer
+        if not isinstance(reducer, DistributedDataParallel):
+            return value
+        if not self._looked and torch.is_grad_enabled():
             self._looked = True
             roots = [tensor.grad_fn for tensor in tensors_in(value) if tensor.grad_fn is not None]
             self.reduces_after = self.reduces_after or any(map(is_reentrant_checkpoint, nodes_of(roots)))
             self.reduces_after = _any_rank(self.reduces_after, next(self.module.parameters()).device)
-        if armed and self.reduces_after:
-            self.reducer.require_backward_grad_sync = False
+        if self.reduces_after:
+            reducer.require_backward_grad_sync = False
         return value
 
     def no_loss(self) -> Tensor:

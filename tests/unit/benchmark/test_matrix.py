@@ -180,3 +180,8 @@ def test_a_process_that_is_killed_is_a_row_that_says_so() -> None:
     row = run_row(spec, kill)
     assert row.error is not None
     assert "SIGKILL" in row.error
+
+
+def test_channels_last_replicas_can_be_compared() -> None:
+    (spec,) = matrix_rows(simulated(workloads=("resnet18-cifar",), strategies=("dp",), steps=1, batch=8))
+    assert run_row(spec).error is None
