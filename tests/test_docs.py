@@ -122,3 +122,8 @@ def test_every_document_is_reached_from_the_readmes() -> None:
     for readme in READMES:
         reached = {(readme.parent / target.partition("#")[0]).resolve() for _, target in _links(readme)}
         assert set(DOCUMENTS) - {readme} <= reached
+
+
+def test_tables_of_figures_are_those_of_the_results() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"]
+    assert subprocess.run(command, check=False).returncode == 0, "run: python benchmarks/tables.py"

@@ -1,0 +1,67 @@
+"""Write the tables of docs/performance.md from the results in benchmarks/results.
+
+    python benchmarks/tables.py            # rewrite the tables
+    python benchmarks/tables.py --check    # exit status 1 where the document differs from the results
+
+A table stands between ``<!-- results: FILE -->`` and ``<!-- end -->``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = ROOT / "docs" / "performance.md"
+MARKED = re.compile(r"<!-- results: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def table(document: dict[str, Any]) -> str:
+    """One file's rows, each way beside DDP and nn.DataParallel."""
+    rows = document["rows"]
+    speed = {way: row["samples_per_s"] for way, row in rows.items() if "samples_per_s" in row}
+    lines = [
+        "| way | samples/s | ms a step | every round, ms | ÷ ddp | ÷ torch_dp | peak MiB a card | losses beside ddp |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for way, row in rows.items():
+        used = row["peak_mib"] if way != "single" else row["peak_mib"][:1]
+        rounds = ", ".join(f"{value:.1f}" for value in row["step_ms_all"])
+        difference = row["largest_loss_difference_to_ddp"]
+        beside = [f"{speed[way] / speed[other]:.3f}" if other in speed else "-" for other in ("ddp", "torch_dp")]
+        peaks = ", ".join(f"{value:,.0f}" for value in used)
+        shown = "-" if difference is None else f"{difference:.1e}"
+        cells = [f"`{way}`", f"{speed[way]:,.0f}", f"{row['step_ms']:.2f}", rounds, *beside, peaks, shown]
+        lines.append(f"| {' | '.join(cells)} |")
+    setup = (
+        f"{document['cards']} x {document['gpu']}, {document['per_card_batch']} a card, {document['precision']}, torch"
+        f" {document['torch']}, NCCL {document['nccl']}, Python {document['python']}; `{document['command']}`"
+    )
+    return "\n".join([*lines, "", setup])
+
+
+def rendered(text: str) -> str:
+    """`text` with every marked table made anew."""
+
+    def fill(match: re.Match[str]) -> str:
+        document = json.loads((ROOT / "benchmarks" / "results" / match[1]).read_text())
+        return f"<!-- results: {match[1]} -->\n{table(document)}\n<!-- end -->"
+
+    return MARKED.sub(fill, text)
+
+
+def main() -> int:
+    """Rewrite the document, or say whether it is up to date."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    made = rendered(text)
+    if "--check" in sys.argv:
+        return int(text != made)
+    DOCUMENT.write_text(made, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
