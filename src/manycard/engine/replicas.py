@@ -83,7 +83,7 @@ class Replicas:
 
     def absorb(self) -> None:
         """Take note of what a forward pass wrote on the primary, and say once which of it differs between cards."""
-        if self._watch is None or self._watch.structure_changed():
+        if self._watch is None:
             return
         for change in self._watch.changes():
             if change.name not in self._said and not change.gone:
@@ -214,9 +214,9 @@ class Replicas:
                     )
 
 
-def _kinds(tensors: Sequence[Tensor]) -> list[tuple[torch.Size, torch.dtype, str]]:
+def _kinds(tensors: Sequence[Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
     """What must be equal for one tensor to be copied into another as it is."""
-    return [(tensor.shape, tensor.dtype, tensor.device.type) for tensor in tensors]
+    return [(tensor.shape, tensor.dtype) for tensor in tensors]
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

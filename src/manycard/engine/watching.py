@@ -32,6 +32,9 @@ _HOOKS = (
 )
 _FLAT = (bool, int, float, str, tuple, type, type(None), torch.Tensor)
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules", *_HOOKS})
+_UNSEEN_BY_FORWARD = frozenset(
+    {"_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"}
+)
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,16 @@ class AttributeChange:
 class _Seen:
     """One module as it was last seen. Strong references keep every compared identity meaningful."""
 
-    __slots__ = ("attributes", "contents", "ids", "kind", "module", "registered")
+    __slots__ = ("attributes", "buffers", "contents", "empty", "ids", "kind", "module", "tables")
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.kind = type(module)
+        state = module.__dict__
+        registered = [state["_parameters"], state["_modules"], *(state[name] for name in _HOOKS if name in state)]
+        self.tables = [(table, list(map(id, table.values()))) for table in registered if table]
+        self.empty = [table for table in registered if not table]
+        self.buffers = list(state["_buffers"])
         self.look()
 
     def look(self) -> None:
@@ -60,23 +68,19 @@ class _Seen:
         self.ids = list(map(id, self.attributes.values()))
         contents = {name: _items(name, value) for name, value in self.attributes.items()}
         self.contents = {name: ids for name, ids in contents.items() if ids is not None}
-        self.registered = self._registered()
-
-    def _registered(self) -> list[Any]:
-        state = self.module.__dict__
-        found: list[Any] = [list(map(id, state["_parameters"].values())), list(map(id, state["_modules"].values()))]
-        found.append(list(state["_buffers"]))
-        found.extend(list(map(id, hooks.values())) for name in _HOOKS if (hooks := state.get(name)))
-        return found
 
     def structure_changed(self) -> bool:
-        return type(self.module) is not self.kind or self._registered() != self.registered
+        if type(self.module) is not self.kind or any(self.empty):
+            return True
+        if list(self.module.__dict__["_buffers"]) != self.buffers:
+            return True
+        return any(list(map(id, table.values())) != ids for table, ids in self.tables)
 
     def attributes_changed(self) -> bool:
         state = self.module.__dict__
         if list(map(id, state.values())) != self.ids:
             return True
-        return any(_items(name, state[name]) != ids for name, ids in self.contents.items())
+        return bool(self.contents) and any(_items(name, state[name]) != ids for name, ids in self.contents.items())
 
     def changed_names(self) -> Iterator[str]:
         state = self.module.__dict__
@@ -91,7 +95,7 @@ class _Seen:
 
 def _items(name: str, value: Any) -> list[int] | None:
     """Identities one level inside an attribute that can change in place."""
-    if name in _REGISTERED or isinstance(value, _FLAT):
+    if isinstance(value, _FLAT) or name in _REGISTERED or name in _UNSEEN_BY_FORWARD:
         return None
     if isinstance(value, dict):
         return list(map(id, value.values()))

@@ -15,7 +15,6 @@ Behaviour:
 from __future__ import annotations
 
 import atexit
-import inspect
 import os
 import random
 from collections.abc import Iterator, Sequence
@@ -32,15 +31,15 @@ from torch.optim import Optimizer
 from manycard.cards.card import Card
 from manycard.data.feed import Feed
 from manycard.engine.batch import count_samples, map_tensors, tensors_in
-from manycard.engine.graph_check import is_reentrant_checkpoint, nodes_of
 from manycard.engine.loss import ShardLoss
 from manycard.engine.loss_check import check_mean_loss
 from manycard.engine.random import CardGenerators
 from manycard.engine.replicas import same_bits
 from manycard.engine.sync_batchnorm import convert_batchnorm, counting_nothing
-from manycard.errors import CardsError, LockstepError, LossError, NeedsRanks, SettingError
+from manycard.errors import CardsError, LockstepError, LossError, NeedsRanks
 from manycard.precision import Precision
 from manycard.strategies.process import ProcessStrategy
+from manycard.strategies.rank_model import RankModel
 from manycard.strategies.strategy import Count, LossFn, MicroBatch, StrategyOptions
 
 __all__ = ["DistributedStrategy"]
@@ -281,108 +280,3 @@ class DistributedStrategy(ProcessStrategy):
 def _leave_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-class RankModel(nn.Module):
-    """What a script calls in a rank: the module, reached through DistributedDataParallel.
-
-    Attributes, methods and ``state_dict`` are the module's own.
-    """
-
-    syncs: bool
-    """Whether backward passes reduce; False inside ``no_sync``."""
-
-    def __init__(self, module: nn.Module, strategy: DistributedStrategy) -> None:
-        super().__init__()
-        self.module = module
-        call = _Call(module)
-        reducer = _make_reducer(call, strategy.options.ddp)
-        # Hidden from nn.Module, so that parameters and state keys stay the module's.
-        self.__dict__["call"] = call
-        self.__dict__["reducer"] = call.__dict__["reducer"] = reducer
-        self.__dict__["syncs"] = True
-        self.__dict__["_strategy"] = strategy
-        strategy.settle(self)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's output for this rank's shard."""
-        strategy: DistributedStrategy = self.__dict__["_strategy"]
-        strategy.note_call(self, (args, kwargs))
-        if not torch.is_grad_enabled():
-            return self.module(*args, **kwargs)
-        with strategy.counting():
-            return self.reducer(_call_module, *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name == "module":
-                raise
-            return getattr(self.module, name)
-
-
-def _make_reducer(call: _Call, options: dict[str, Any]) -> nn.Module:
-    """DistributedDataParallel round a module; nothing round one that has no gradients to reduce."""
-    module = call.module
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        return call
-    # Buffers are settled by the strategy. The argument that says so was renamed after torch 2.11.
-    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    chosen = {"find_unused_parameters": True, "gradient_as_bucket_view": True, **options}
-    chosen.setdefault("forward_sync_buffers" if renamed else "broadcast_buffers", False)
-    if chosen["find_unused_parameters"]:
-        device = next(module.parameters()).device
-        call.anchor = nn.Parameter(torch.zeros(1, device=device, dtype=next(module.parameters()).dtype))
-    try:
-        return DistributedDataParallel(call, **chosen)
-    except TypeError as error:
-        raise SettingError(
-            "ddp_options", options, str(error), fix="give arguments of DistributedDataParallel"
-        ) from error
-
-
-class _Call(nn.Module):
-    """A module whose forward pass is whatever function of it is given."""
-
-    anchor: nn.Parameter | None
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self.anchor = None
-        self.__dict__["reducer"] = None
-        self.reduces_after = any(getattr(part, "sparse", False) is True for part in module.modules())
-        """Whether gradients are reduced after backward, because DDP can't do it meanwhile."""
-        self._looked = False
-
-    def forward(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """The function's value; DDP arms its reduction after this has returned."""
-        value = self.no_loss() if function is None else function(self.module, *args, **kwargs)
-        reducer = self.reducer
-        if not isinstance(reducer, DistributedDataParallel):
-            return value
-        if not self._looked and torch.is_grad_enabled():
-            self._looked = True
-            roots = [tensor.grad_fn for tensor in tensors_in(value) if tensor.grad_fn is not None]
-            self.reduces_after = self.reduces_after or any(map(is_reentrant_checkpoint, nodes_of(roots)))
-            self.reduces_after = _any_rank(self.reduces_after, next(self.module.parameters()).device)
-        if self.reduces_after:
-            reducer.require_backward_grad_sync = False
-        return value
-
-    def no_loss(self) -> Tensor:
-        """A loss of 0; every parameter but the anchor counts as unused on this rank."""
-        if self.anchor is not None:
-            return self.anchor.sum() * 0
-        return torch.stack([p.sum() for p in self.module.parameters() if p.requires_grad]).sum() * 0
-
-
-def _any_rank(flag: bool, device: torch.device) -> bool:
-    flags = torch.tensor(float(flag), device=device)
-    dist.all_reduce(flags, dist.ReduceOp.MAX)
-    return bool(flags)
-
-
-def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return module(*args, **kwargs)
