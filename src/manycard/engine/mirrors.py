@@ -65,13 +65,14 @@ class Mirrors:
     def prepare(self) -> bool:
         """Make the copies like the user's optimizer; returns whether they were out of date."""
         shape = (self._replicas.generation, [[id(p) for p in group["params"]] for group in self.optimizer.param_groups])
-        outdated = self._outdated or shape != self._made_for
+        # Still stepping: an update was interrupted, and some copies may be a step behind.
+        outdated = self._outdated or self._stepping or shape != self._made_for
         if outdated:
             self._copies = [self._copy_for(position) for position in range(1, len(self._replicas.cards))]
             self._made_for, self._outdated = shape, False
         else:
-            for made in self._copies:
-                self._follow_groups(made)
+            for made, card in zip(self._copies, self._replicas.cards[1:], strict=True):
+                self._follow_groups(made, card.device)
         self._stepping = True
         return outdated
 
@@ -83,11 +84,11 @@ class Mirrors:
         """All cards have stepped."""
         self._stepping = False
 
-    def _follow_groups(self, made: Optimizer) -> None:
+    def _follow_groups(self, made: Optimizer, device: torch.device) -> None:
         for own, primary in zip(made.param_groups, self.optimizer.param_groups, strict=True):
             for key, value in primary.items():
                 if key != "params":
-                    own[key] = self._on(own["params"][0].device, value) if isinstance(value, Tensor) else value
+                    own[key] = self._on(device, value) if isinstance(value, Tensor) else value
 
     def _copy_for(self, position: int) -> Optimizer:
         """A copy whose parameters are the replica's at `position`."""
