@@ -27,6 +27,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -48,6 +49,20 @@ __all__ = ["cards_setting", "launch_script"]
 _LOOPBACK = "127.0.0.1"
 _RANK = str(Path(__file__).with_name("rank.py"))
 _GUARDIAN = str(Path(__file__).with_name("guardian.py"))
+
+_SET_BY_AGENT = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+
+
+class _Running:
+    """How many runs this process has at once, and what the agent's variable was before the first."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.count = 0
+        self.before: str | None = None
+
+
+_running = _Running()
 
 
 def launch_script(argv: Sequence[str], cards: Sequence[Card], env: dict[str, str] | None = None) -> None:
@@ -223,14 +238,21 @@ def _quiet_agent() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kept_environment() -> Iterator[None]:
-    """The agent sets variables in this process for its own use; take them back."""
-    before = dict(os.environ)
+    """Take back, after the last of the runs at once, the one variable that torchrun's API sets in this process."""
+    with _running.lock:
+        if _running.count == 0:
+            _running.before = os.environ.get(_SET_BY_AGENT)
+        _running.count += 1
     try:
         yield
     finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
+        with _running.lock:
+            _running.count -= 1
+            if _running.count == 0:
+                if _running.before is None:
+                    os.environ.pop(_SET_BY_AGENT, None)
+                else:
+                    os.environ[_SET_BY_AGENT] = _running.before
 
 
 def _output_of_others(run: Path) -> list[Path]:
