@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from manycard.cards import Card, choose_cards
@@ -29,7 +30,7 @@ from manycard.data import Feed, GlobalLoader
 from manycard.errors import CheckpointError, ManycardError, SettingError
 from manycard.precision import make_precision
 from manycard.strategies import Strategy, StrategyOptions, find_strategy, make_strategy
-from manycard.strategies.strategy import LossFn, MetricFn
+from manycard.strategies.strategy import LossFn, MetricFn, check_parameters
 from manycard.strategies.train_step import TrainStep, TrainStepSettings
 
 __all__ = ["Parallel"]
@@ -205,6 +206,9 @@ class Parallel:
         if clip_norm is not None and not clip_norm > 0:
             raise SettingError("clip_norm", clip_norm, "it must be above 0", fix="leave it out for no clipping")
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        for each in optimizers:
+            check_parameters(each, self.strategy.unwrap(model))
+        _check_scheduler(scheduler)
         settings = TrainStepSettings(self.accumulate, clip_norm, check_loss)
         step = TrainStep(self.strategy, loss_fn, model, optimizers, scheduler, settings)
         self._steps.add(step)
@@ -389,6 +393,16 @@ class Parallel:
     def close(self) -> None:
         """Let go of threads and process groups; done at exit too."""
         self.strategy.close()
+
+
+def _check_scheduler(scheduler: Any) -> None:
+    if isinstance(scheduler, ReduceLROnPlateau):
+        problem, fix = "it steps on a metric, which a train step doesn't have", "call scheduler.step(metric) yourself"
+    elif scheduler is not None and not callable(getattr(scheduler, "step", None)):
+        problem, fix = "it has no step()", "give one scheduler; torch's ChainedScheduler joins several"
+    else:
+        return
+    raise SettingError("scheduler", scheduler, problem, fix=fix)
 
 
 def _overridden(variable: str, setting: str, value: Any) -> Any:

@@ -38,7 +38,7 @@ class Feed:
         info = self.current
         return info.samples if info is not None and info.held == held else held
 
-    @property
-    def last(self) -> bool:
-        """Whether the newest batch ends its epoch."""
-        return self.current is not None and self.current.last
+    def ends_epoch(self, held: int) -> bool:
+        """Whether a batch with `held` samples in its tensors is the newest one and ends its epoch."""
+        info = self.current
+        return info is not None and info.held == held and info.last

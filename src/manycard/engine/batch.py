@@ -20,6 +20,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
@@ -214,9 +215,15 @@ def take_shard(batch: Any, sizes: Sequence[int], position: int, dim: int, take: 
 def _part(value: Any, total: int, start: int, size: int, dim: int, take: Take) -> Any:
     if isinstance(value, Tensor):
         return take(value, start if _has(value, dim) and value.size(dim) == total else None, size)
+    if isinstance(value, np.ndarray):
+        cut_here = value.ndim > dim and value.shape[dim] == total
+        return np.take(value, range(start, start + size), axis=dim) if cut_here else value
     parts = children(value)
     if parts is None:
         return value
+    if type(value) is tuple and len(value) == total and all(isinstance(item, str | bytes) for item in value):
+        # How PyTorch's collate function hands over a column of strings.
+        return value[start : start + size]
     if _is_list_of_samples(value, total, dim):
         return [map_tensors(lambda tensor: take(tensor, None, size), item) for item in value[start : start + size]]
     return rebuild(value, [_part(part, total, start, size, dim, take) for _, part in parts])

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from manycard.cards.card import Card
 from manycard.engine.collective import Collective
 from manycard.engine.flat import FlatLayout, copy_all
+from manycard.errors import ModelError
 
 __all__ = ["Buckets"]
 
@@ -44,11 +45,24 @@ class Buckets:
         self._flats = [self._layout.allocate(card.device) for card in cards]
         self._views = [self._layout.views(flats) for flats in self._flats]
 
-    def start_group(self) -> None:
-        """Drop every card's gradients."""
-        for parameters in self._parameters:
-            for parameter in parameters:
-                parameter.grad = None
+        self._held: set[int] = set()
+        """Parameters whose gradient on the primary is in its buckets."""
+
+    def forget(self) -> None:
+        """A new group begins: gradients are None on every card."""
+        self._held = set()
+
+    def check_kept(self) -> None:
+        """Check that the primary's gradients of earlier micro-batches are still there.
+
+        Raises:
+            ModelError: the script has dropped them, and could not drop the other cards'.
+        """
+        if any(self._parameters[0][index].grad is None for index in self._held):
+            raise ModelError(
+                "gradients were set to None between the micro-batches of a group, on the primary card only",
+                fix="leave optimizer.zero_grad() out: a train step drops gradients when a group begins",
+            )
 
     def collect(self, position: int) -> None:
         """Move what one backward pass left on a card into its buckets. Runs in the card's thread."""
@@ -64,6 +78,8 @@ class Buckets:
             copy_all(views, gradients, groups)
         for index in fresh:
             parameters[index].grad = views[index]
+        if position == 0:
+            self._held |= fresh
 
     def reduce(self) -> None:
         """Put the sum over cards into every card's gradients."""
@@ -105,5 +121,5 @@ def gradients_of(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     return [
         parameter.grad._values() if parameter.grad.is_sparse else parameter.grad
         for parameter in parameters
-        if parameter.grad is not None
+        if parameter.grad is not None and parameter.numel() > 0
     ]

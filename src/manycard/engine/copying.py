@@ -74,11 +74,12 @@ class ModuleCopier:
         Raises:
             ModelError: it can't be copied.
         """
-        self._memo = dict(self._anchors)
+        self._memo, kept = dict(self._anchors), len(self._originals)
         try:
             return self.attribute(value, path)
         finally:
             self._memo = {}
+            del self._originals[kept:]
 
     def attribute(self, value: Any, path: str) -> Any:
         """A copy of an attribute's value; `path` names it in errors."""

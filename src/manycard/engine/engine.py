@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -66,7 +67,7 @@ class Engine:
         """Held by whoever spreads work: several threads of a script are served in turn."""
         self._buckets: Buckets | None = None
         self._buckets_for: Any = None
-        self._mirrors: dict[int, Mirrors] = {}
+        self._mirrors: weakref.WeakKeyDictionary[Optimizer, Mirrors] = weakref.WeakKeyDictionary()
         self._guard = LockstepGuard()
         self._send_always = False
         self._apart = False
@@ -82,9 +83,11 @@ class Engine:
         """Drop gradients: a new group of micro-batches begins."""
         self.threads.finish()
         self._group_open = False
-        for parameters in self.replicas.parameters:
+        for parameters in (self.replicas.module.parameters(), *self.replicas.parameters[1:]):
             for parameter in parameters:
                 parameter.grad = None
+        if self._buckets is not None:
+            self._buckets.forget()
 
     def forward_backward(
         self, loss_fn: LossFn, batch: Any, weigh: Weigh, autocast: Autocast
@@ -115,6 +118,8 @@ class Engine:
             buckets.collect(position)
             return move(loss.value.detach(), self.device), move(loss.count, self.device), loss.value.requires_grad
 
+        if self._group_open:
+            buckets.check_kept()
         self._group_open = True
         results = self.threads.run([partial(shard_job, card) if size else None for card, size in enumerate(sizes)])
         self.replicas.absorb()
@@ -181,19 +186,24 @@ class Engine:
         """Bring the replicas to the primary's structure, parameters and buffers where they may differ."""
         self.threads.finish()
         self.replicas.follow()
-        if self._apart or self._send_always or self.replicas.moved:
+        if self._apart or self._send_always or self.replicas.moved or self.stepped_alone:
             self.replicas.send_parameters()
         self.replicas.send_buffers(statistics=statistics)
 
     # ---- the update ----------------------------------------------------------------------------------------
 
+    @property
+    def stepped_alone(self) -> bool:
+        """Whether the script's optimizers may have moved the primary's parameters only. Fused ones leave no trace."""
+        return not self._mirrors or any(mirror.outdated for mirror in self._mirrors.values())
+
     def mirrors(self, optimizer: Optimizer) -> bool:
         """Whether the optimizer has been added."""
-        return id(optimizer) in self._mirrors
+        return optimizer in self._mirrors
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Mirror the user's optimizer on every card."""
-        self._mirrors[id(optimizer)] = Mirrors(optimizer, self.replicas)
+        self._mirrors[optimizer] = Mirrors(optimizer, self.replicas)
 
     def update(
         self, optimizers: Sequence[Optimizer], factor: float | Tensor, clip_norm: float | None, loss_scale: float | None
@@ -213,7 +223,7 @@ class Engine:
             if not bool(finite[0]):
                 return False
             multiplier = 1.0
-        mirrors = [self._mirrors[id(optimizer)] for optimizer in optimizers]
+        mirrors = [self._mirrors[optimizer] for optimizer in optimizers]
         for mirror in mirrors:
             mirror.prepare()
         self._apart = True
@@ -251,6 +261,8 @@ class Engine:
         """``metric_fn(replica, shard)`` of every card that has samples."""
         _, shards, sizes = self.cut(batch)
         self.refresh(statistics=True)
+        # Evaluation is where averaged or swapped weights are looked at, written in any way.
+        self.replicas.send_parameters()
 
         def shard_job(position: int) -> Any:
             device = self.cards[position].device

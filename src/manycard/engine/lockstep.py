@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from manycard.engine.replicas import same_bits
+
 __all__ = ["LockstepGuard"]
 
 _WAITED_FOR = 8
@@ -39,7 +41,10 @@ class LockstepGuard:
         if len(parameters) < 2 or not parameters[0]:
             return False
         self._steps += 1
-        if parameters[0][0].device.type == "cpu" or self._steps <= _WAITED_FOR:
+        if parameters[0][0].device.type == "cpu":
+            pairs = [pair for card in parameters[1:] for pair in zip(parameters[0], card, strict=True)]
+            return not all(same_bits(primary, own) for primary, own in pairs)
+        if self._steps <= _WAITED_FOR:
             return bool(_differ(parameters))
         found = self._answer()
         if self._steps % _EVERY == 0 and self._asked is None:

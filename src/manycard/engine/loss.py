@@ -6,6 +6,7 @@ counts (tokens, pixels, pairs) and that number; it stays exact however unevenly 
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +45,7 @@ def read_loss(returned: Any) -> ShardLoss:
             _check_scalar(count)
             # A whole count divided by PyTorch would come out in fp32.
             return ShardLoss(total.reshape(()), count.detach().reshape(()).double())
-        if isinstance(count, int | float):
+        if isinstance(count, numbers.Real):
             return ShardLoss(total.reshape(()), float(count))
     raise LossError(f"loss_fn returned a {type(returned).__name__}, which is no loss", fix=_FIX)
 

@@ -48,7 +48,7 @@ class Mirrors:
                 f"{type(optimizer).__name__} calls the model again inside step(), which train_step can't spread",
                 fix="write the loop out, with parallel.backward(loss) inside the closure given to optimizer.step",
             )
-        self.optimizer = optimizer
+        self._optimizer = weakref.ref(optimizer)
         self._replicas = replicas
         self._copies: list[Optimizer] = []
         self._made_for: Any = None
@@ -57,6 +57,18 @@ class Mirrors:
         note = _Note(self)
         optimizer.register_step_post_hook(note)
         optimizer.register_load_state_dict_post_hook(note)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The user's optimizer; whoever calls a train step holds it."""
+        optimizer = self._optimizer()
+        assert optimizer is not None, "mirrors are reached through their optimizer"
+        return optimizer
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the user's optimizer did something by itself since the copies were made."""
+        return self._outdated or self._stepping
 
     def note_change(self) -> None:
         """The user's optimizer did something by itself."""
@@ -93,6 +105,7 @@ class Mirrors:
     def _copy_for(self, position: int) -> Optimizer:
         """A copy whose parameters are the replica's at `position`."""
         theirs = self._replicas.parameters[position]
+        self._check_inside()
         twins = {id(own): twin for own, twin in zip(self._replicas.parameters[0], theirs, strict=True)}
         device = self._replicas.cards[position].device
         source = self.optimizer
@@ -115,6 +128,15 @@ class Mirrors:
         for parameter, state in source.state.items():
             made.state[twins.get(id(parameter), parameter)] = self._settings(state, device)
         return made
+
+    def _check_inside(self) -> None:
+        inside = {id(parameter) for parameter in self._replicas.parameters[0]}
+        for number, group in enumerate(self.optimizer.param_groups):
+            if any(id(parameter) not in inside for parameter in group["params"]):
+                raise OptimizerError(
+                    f"group {number} of {type(self.optimizer).__name__} holds parameters that are not the model's",
+                    fix="set up one module that contains all parameters the optimizer moves",
+                )
 
     def _settings(self, value: Any, device: torch.device) -> Any:
         """A copy of an optimizer's settings or state with its tensors on `device`."""

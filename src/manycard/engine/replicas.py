@@ -77,7 +77,8 @@ class Replicas:
                 if change.gone:
                     modules[change.module].__dict__.pop(change.name, None)
                 else:
-                    value = copier.copy_of(self._watch.value(change), change.name)
+                    with torch.inference_mode(False):
+                        value = copier.copy_of(self._watch.value(change), change.name)
                     modules[change.module].__dict__[change.name] = value
         self._follow_flags()
 
@@ -101,6 +102,11 @@ class Replicas:
             )
 
     def _make(self) -> None:
+        # Made in inference mode they could never be trained.
+        with torch.inference_mode(False):
+            self._make_all()
+
+    def _make_all(self) -> None:
         self._copiers = [ModuleCopier(self.module, card.device) for card in self.cards[1:]]
         self.modules = [self.module, *(copier.replica for copier in self._copiers)]
         for replica in self.modules[1:]:

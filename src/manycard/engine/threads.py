@@ -163,6 +163,7 @@ class CardThreads:
         positions = [position for position, job in enumerate(jobs) if job is not None]
         with self._one_at_a_time:
             self._finish_interrupted()
+            self._reopen()
             self.generators.follow_seed()
             context = ThreadContext.capture(self.devices)
             job_round = _Round(positions, in_turn=self._simulated or context.shared_modes)
@@ -190,8 +191,15 @@ class CardThreads:
         with self._one_at_a_time:
             self._finish_interrupted()
 
+    def _reopen(self) -> None:
+        """Be ready for work again after `close`."""
+        if not self._finalizer.alive:
+            self._inboxes = [SimpleQueue() for _ in self.cards]
+            self._started = [False] * len(self.cards)
+            self._finalizer = weakref.finalize(self, _stop, self._inboxes)
+
     def close(self) -> None:
-        """End the threads; they finish what they do first."""
+        """End the threads; they finish what they do first. Work that comes later starts new ones."""
         self._finalizer()
 
     def _hand_out(

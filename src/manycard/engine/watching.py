@@ -11,6 +11,7 @@ classes. Not seen: changes deeper inside an attribute's objects.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,7 @@ _HOOKS = (
     "_forward_hooks_always_called",
     "_non_full_backward_hooks_",
 )
-_FLAT = (bool, int, float, str, tuple, type, type(None), torch.Tensor)
+_FLAT = (bool, int, float, str, tuple, type, type(None))
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules", *_HOOKS})
 _UNSEEN_BY_FORWARD = frozenset(
     {"_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"}
@@ -58,7 +59,7 @@ class _Seen:
         self.kind = type(module)
         state = module.__dict__
         registered = [state["_parameters"], state["_modules"], *(state[name] for name in _HOOKS if name in state)]
-        self.tables = [(table, list(map(id, table.values()))) for table in registered if table]
+        self.tables = [(table, list(table), list(map(id, table.values()))) for table in registered if table]
         self.empty = [table for table in registered if not table]
         self.buffers = list(state["_buffers"])
         self.look()
@@ -74,7 +75,9 @@ class _Seen:
             return True
         if list(self.module.__dict__["_buffers"]) != self.buffers:
             return True
-        return any(list(map(id, table.values())) != ids for table, ids in self.tables)
+        return any(
+            list(map(id, table.values())) != ids or list(table) != names for table, names, ids in self.tables
+        )
 
     def attributes_changed(self) -> bool:
         state = self.module.__dict__
@@ -97,10 +100,12 @@ def _items(name: str, value: Any) -> list[int] | None:
     """Identities one level inside an attribute that can change in place."""
     if isinstance(value, _FLAT) or name in _REGISTERED or name in _UNSEEN_BY_FORWARD:
         return None
+    if isinstance(value, torch.Tensor):
+        return None if value.is_inference() else [value._version]
     if isinstance(value, dict):
-        return list(map(id, value.values()))
-    if isinstance(value, list):
-        return list(map(id, value))
+        return [*map(id, value.keys()), *map(id, value.values())]
+    if isinstance(value, list | set | deque):
+        return sorted(map(id, value)) if isinstance(value, set) else list(map(id, value))
     state = getattr(value, "__dict__", None)
     return list(map(id, state.values())) if isinstance(state, dict) and not callable(value) else None
 

@@ -152,6 +152,8 @@ class DistributedStrategy(ProcessStrategy):
         return total
 
     def _reducing(self, model: nn.Module, ends_group: bool) -> AbstractContextManager[object]:
+        assert isinstance(model, RankModel), "setup gives a RankModel"
+        model.follow()
         return nullcontext() if ends_group else self.no_sync(model)
 
     def update(

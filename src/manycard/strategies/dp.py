@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,14 +43,14 @@ class DataParallelStrategy(Strategy):
     def __init__(self, cards: Sequence[Card], precision: Precision, feed: Feed, options: StrategyOptions) -> None:
         super().__init__(cards, precision, feed, options)
         self.generators = CardGenerators(self.cards)
-        self._models: list[DataParallel] = []
+        self._models: weakref.WeakSet[DataParallel] = weakref.WeakSet()
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         if self.options.sync_batchnorm:
             module = convert_batchnorm(module)
         model = DataParallel(module, self.cards)
         model.engine.share_generators(self.generators)
-        self._models.append(model)
+        self._models.add(model)
         return model
 
     def unwrap(self, model: nn.Module) -> nn.Module:
@@ -63,12 +64,13 @@ class DataParallelStrategy(Strategy):
     # ---- the step ------------------------------------------------------------------------------------------
 
     def start_group(self, model: nn.Module) -> None:
+        self.fix_scale(model)
         self._engine(model).start_group()
 
     def forward_backward(
         self, model: nn.Module, loss_fn: LossFn, batch: Any, unit: Count | None, *, ends_group: bool
     ) -> MicroBatch:
-        scale = self.precision.scale.value if self.precision.scale is not None else 1.0
+        scale = self.group_scale(model) or 1.0
 
         def weigh(own: int, samples: int, loss: ShardLoss) -> float:
             first = float(samples if unit is None else unit)
@@ -95,7 +97,7 @@ class DataParallelStrategy(Strategy):
             if not engine.mirrors(optimizer):
                 engine.add_optimizer(optimizer)
         with self.stepping():
-            updated = engine.update(optimizers, factor, clip_norm, None if scale is None else scale.value)
+            updated = engine.update(optimizers, factor, clip_norm, self.group_scale(model))
         if scale is not None:
             scale.record(not updated)
         return updated
@@ -119,7 +121,7 @@ class DataParallelStrategy(Strategy):
 
     def check_lockstep(self, model: nn.Module) -> None:
         engine = self._engine(model)
-        engine.refresh(statistics=False)
+        engine.refresh(statistics=False)  # sends parameters that only the script's own steps have moved
         for card in self.cards:
             if not card.simulated:
                 torch.cuda.synchronize(card.device)
@@ -128,7 +130,6 @@ class DataParallelStrategy(Strategy):
     def close(self) -> None:
         for model in self._models:
             model.engine.close()
-        self._models.clear()
 
     def _engine(self, model: nn.Module) -> Engine:
         if isinstance(model, DataParallel):

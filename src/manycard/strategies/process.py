@@ -43,6 +43,7 @@ class ProcessStrategy(Strategy):
         self.guard(optimizer)
 
     def start_group(self, model: nn.Module) -> None:
+        self.fix_scale(model)
         for parameter in self.unwrap(model).parameters():
             parameter.grad = None
 
@@ -61,13 +62,12 @@ class ProcessStrategy(Strategy):
                 loss = read_loss(self._loss(model, loss_fn, batch, samples))
             if not loss.value.requires_grad:
                 raise LossError("the loss depends on no parameter", fix="compute it from the model's output")
-            self._weighted(loss, samples, unit).backward()  # type: ignore[no-untyped-call]
+            (self._weighted(loss, samples, unit) * (self.group_scale(model) or 1.0)).backward()  # type: ignore[no-untyped-call]
         return self._whole(loss, samples)
 
     def _weighted(self, loss: ShardLoss, samples: int, unit: Count) -> Tensor:
         share = samples / unit if loss.count is None else 1.0 / unit
-        scale = self.precision.scale.value if self.precision.scale is not None else 1.0
-        return loss.value * (share * self.world_size * scale)
+        return loss.value * (share * self.world_size)
 
     def _whole(self, loss: ShardLoss, samples: int) -> MicroBatch:
         """This micro-batch over all processes."""
@@ -89,7 +89,7 @@ class ProcessStrategy(Strategy):
             self._reduce(parameters)
         gradients = gradients_of(parameters)
         scale = self.precision.scale
-        multiplier = factor if scale is None else factor / scale.value
+        multiplier = factor / (self.group_scale(model) or 1.0)
         if gradients and (isinstance(multiplier, Tensor) or multiplier != 1.0):
             torch._foreach_mul_(gradients, multiplier)
         if scale is not None:

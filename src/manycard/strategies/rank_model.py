@@ -32,14 +32,28 @@ class RankModel(nn.Module):
     def __init__(self, module: nn.Module, strategy: DistributedStrategy) -> None:
         super().__init__()
         self.module = module
-        call = _Call(module)
-        reducer = _make_reducer(call, strategy.options.ddp)
         # Hidden from nn.Module, so that parameters and state keys stay the module's.
-        self.__dict__["call"] = call
-        self.__dict__["reducer"] = call.__dict__["reducer"] = reducer
         self.__dict__["syncs"] = True
         self.__dict__["_strategy"] = strategy
+        for parameter in module.parameters():
+            dist.broadcast(parameter.data, 0)
         strategy.settle(self)
+        self._make_reducer()
+
+    def _make_reducer(self) -> None:
+        call = _Call(self.module)
+        reducer = _make_reducer(call, self.__dict__["_strategy"].options.ddp)
+        self.__dict__["call"] = call
+        self.__dict__["reducer"] = call.__dict__["reducer"] = reducer
+        self.__dict__["_made_for"] = self._trainable()
+
+    def _trainable(self) -> list[int]:
+        return [id(parameter) for parameter in self.module.parameters() if parameter.requires_grad]
+
+    def follow(self) -> None:
+        """Make DDP anew when the script has frozen, unfrozen or replaced parameters: it knows those at its making."""
+        if self._trainable() != self.__dict__["_made_for"]:
+            self._make_reducer()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's output for this rank's shard."""
@@ -47,6 +61,7 @@ class RankModel(nn.Module):
         strategy.note_call(self, (args, kwargs))
         if not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
+        self.follow()
         with strategy.counting():
             return self.reducer(_call_module, *args, **kwargs)
 

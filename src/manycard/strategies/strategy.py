@@ -19,6 +19,7 @@ an incomplete group gets its true weight by the same rule.
 from __future__ import annotations
 
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -92,6 +93,9 @@ class Strategy(ABC):
         self.options = options
         self.lock = threading.RLock()
         """Held by a train step: several threads of a script are served in turn."""
+        self.open_steps: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+        """For each model, the train step whose group of micro-batches is open."""
+        self._scales: weakref.WeakKeyDictionary[nn.Module, float] = weakref.WeakKeyDictionary()
         self.loop = ScaledLoop(precision.scale) if precision.scale is not None else None
 
     # ---- where this process stands -------------------------------------------------------------------------
@@ -134,6 +138,15 @@ class Strategy(ABC):
     @abstractmethod
     def start_group(self, model: nn.Module) -> None:
         """Drop gradients: a new group of micro-batches begins."""
+
+    def fix_scale(self, model: nn.Module) -> None:
+        """Keep one loss scale for a whole group, whatever other models' updates do to it meanwhile."""
+        if self.precision.scale is not None:
+            self._scales[model] = self.precision.scale.value
+
+    def group_scale(self, model: nn.Module) -> float | None:
+        """The loss scale of the model's group; None without loss scaling."""
+        return self._scales.get(model)
 
     @abstractmethod
     def forward_backward(

@@ -6,6 +6,7 @@ if that is incomplete, and the update has the group's true weight (see `manycard
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from manycard.engine.batch import count_samples
+from manycard.errors import OptimizerError
 from manycard.strategies.strategy import Count, LossFn, MicroBatch, Strategy
 
 __all__ = ["TrainStep", "TrainStepSettings"]
@@ -90,13 +93,14 @@ class TrainStep:
 
     def _run(self, batch: Any) -> Tensor:
         self.updated = False
-        ends_group = len(self._group) + 1 >= self._settings.accumulate or self._strategy.feed.last
+        last = self._strategy.feed.ends_epoch(count_samples(batch))
+        ends_group = len(self._group) + 1 >= self._settings.accumulate or last
         try:
             if not self._checked:
                 self._strategy.check_loss(self._model, self._loss_fn, batch)
                 self._checked = True
             if not self._group:
-                self._strategy.start_group(self._model)
+                self._open_group()
             part = self._strategy.forward_backward(
                 self._model, self._loss_fn, batch, self._unit, ends_group=ends_group
             )
@@ -108,6 +112,17 @@ class TrainStep:
             self._drop_group()
             raise
         return part.loss
+
+    def _open_group(self) -> None:
+        other = self._strategy.open_steps.get(self._model)
+        pending = 0 if other is None or other() is None or other() is self else other().pending
+        if pending:
+            raise OptimizerError(
+                f"another train step of this model has {pending} micro-batches that wait for their update",
+                fix="finish its group first, or give the model one train step",
+            )
+        self._strategy.open_steps[self._model] = weakref.ref(self)
+        self._strategy.start_group(self._model)
 
     def flush(self) -> bool:
         """Update with what an incomplete group holds, for loops whose loader doesn't tell the epoch's end.
