@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from manycard.cards import choose_cards
 from manycard.errors import RankFailed
@@ -28,6 +30,27 @@ for accumulate in (1, 2):
     rank = parallel.rank
     parallel.close()
 open(f"{sys.argv[1]}/losses{rank}", "w").write(repr(losses))
+"""
+
+UNFROZEN_LATER = """
+import faulthandler, sys
+import torch
+import manycard as mc
+
+faulthandler.dump_traceback_later(30, exit=True)
+parallel = mc.Parallel("ddp", cards="cpu:2")
+torch.manual_seed(parallel.rank)
+layers = torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)
+module = torch.nn.Sequential(*layers).double().requires_grad_(False)
+model, optimizer = parallel.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+start = {name: value.clone() for name, value in module.state_dict().items()}
+step = parallel.train_step(lambda model, batch: model(batch).square().mean(), model, optimizer)
+data = torch.arange(18.0).double().view(6, 3) / 9
+for thawed, batch in zip((2, 0, 0), parallel.loader(data, batch_size=2)):
+    module[thawed].requires_grad_(True)
+    step(batch)
+    parallel.check_lockstep(model)
+torch.save((start, module.state_dict()), f"{sys.argv[1]}/states{parallel.rank}")
 """
 
 UNEQUAL_CHECK = """
@@ -69,3 +92,22 @@ def test_a_loss_that_only_one_rank_can_tell_is_wrong_stops_all_of_them(tmp_path:
     with pytest.raises(RankFailed) as caught:
         _run(tmp_path, UNEQUAL_CHECK)
     assert "LossError" in caught.value.trace
+
+
+def test_parameters_frozen_at_set_up_and_thawed_later_train_as_on_one_card(tmp_path: Path) -> None:
+    """Report kind frozen-params."""
+    _run(tmp_path, UNFROZEN_LATER)
+    states = [torch.load(tmp_path / f"states{rank}") for rank in range(2)]
+    alone = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double().requires_grad_(False)
+    alone.load_state_dict(states[0][0])
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    data = torch.arange(18.0).double().view(6, 3) / 9
+    for thawed, batch in zip((2, 0, 0), data.split(2), strict=True):
+        alone[thawed].requires_grad_(True)
+        optimizer.zero_grad()
+        alone(batch).square().mean().backward()
+        optimizer.step()
+    for start, trained in states:
+        for name, value in alone.state_dict().items():
+            torch.testing.assert_close(start[name], states[0][0][name], rtol=0, atol=0)
+            torch.testing.assert_close(trained[name], value, rtol=1e-9, atol=1e-9)
