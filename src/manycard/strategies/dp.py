@@ -28,8 +28,6 @@ from manycard.strategies.strategy import (
     MicroBatch,
     Strategy,
     StrategyOptions,
-    check_parameters,
-    move_state,
 )
 
 __all__ = ["DataParallelStrategy"]
@@ -55,11 +53,6 @@ class DataParallelStrategy(Strategy):
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         return model.module if isinstance(model, DataParallel) else model
-
-    def setup_optimizer(self, model: nn.Module, optimizer: Optimizer) -> None:
-        check_parameters(optimizer, self.unwrap(model))
-        move_state(optimizer)
-        self.guard(optimizer)
 
     # ---- the step ------------------------------------------------------------------------------------------
 
@@ -112,12 +105,6 @@ class DataParallelStrategy(Strategy):
 
     def evaluate(self, model: nn.Module, metric_fn: MetricFn, batch: Any) -> list[dict[str, tuple[Any, Any]]]:
         return self._engine(model).evaluate(metric_fn, batch, self.precision.autocast)
-
-    def rng_state(self) -> dict[str, Any]:
-        return self.generators.state_dict()
-
-    def load_rng_state(self, state: dict[str, Any]) -> None:
-        self.generators.load_state_dict(state)
 
     def check_lockstep(self, model: nn.Module) -> None:
         engine = self._engine(model)

@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from manycard.engine.batch import count_samples, move
 from manycard.engine.buckets import gradients_of
 from manycard.engine.loss import ShardLoss, read_loss
-from manycard.engine.random import CardGenerators
 from manycard.errors import BatchError, LossError
 from manycard.strategies.strategy import (
     Count,
@@ -25,8 +24,6 @@ from manycard.strategies.strategy import (
     MetricFn,
     MicroBatch,
     Strategy,
-    check_parameters,
-    move_state,
 )
 
 __all__ = ["ProcessStrategy"]
@@ -34,13 +31,6 @@ __all__ = ["ProcessStrategy"]
 
 class ProcessStrategy(Strategy):
     """One forward and backward pass a process."""
-
-    generators: CardGenerators
-
-    def setup_optimizer(self, model: nn.Module, optimizer: Optimizer) -> None:
-        check_parameters(optimizer, self.unwrap(model))
-        move_state(optimizer)
-        self.guard(optimizer)
 
     def start_group(self, model: nn.Module) -> None:
         self.fix_scale(model)
@@ -110,12 +100,6 @@ class ProcessStrategy(Strategy):
             return []
         with self.precision.autocast(self.device):
             return [metric_fn(self.unwrap(model), batch)]
-
-    def rng_state(self) -> dict[str, Any]:
-        return self.generators.state_dict()
-
-    def load_rng_state(self, state: dict[str, Any]) -> None:
-        self.generators.load_state_dict(state)
 
     # ---- what processes differ in --------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from torch.optim import Optimizer
 from manycard.cards.card import Card
 from manycard.data.feed import Feed
 from manycard.engine.batch import move
+from manycard.engine.random import CardGenerators
 from manycard.errors import OptimizerError
 from manycard.precision import Precision
 from manycard.strategies.loss_scaling import ScaledLoop
@@ -85,6 +86,8 @@ class Strategy(ABC):
     name: ClassVar[str]
     ranks: ClassVar[bool] = False
     """Whether this strategy has one process a card."""
+    generators: CardGenerators
+    """The random states of this process's cards."""
 
     def __init__(self, cards: Sequence[Card], precision: Precision, feed: Feed, options: StrategyOptions) -> None:
         self.cards = tuple(cards)
@@ -125,13 +128,15 @@ class Strategy(ABC):
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The user's own module inside `model`; `model` itself where nothing wraps it."""
 
-    @abstractmethod
     def setup_optimizer(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Make the user's optimizer fit; it stays the same object, so that schedulers and logs keep working.
 
         Raises:
             OptimizerError: it holds parameters that no module set up here holds.
         """
+        check_parameters(optimizer, self.unwrap(model))
+        move_state(optimizer)
+        self.guard(optimizer)
 
     # ---- the step ------------------------------------------------------------------------------------------
 
@@ -241,13 +246,13 @@ class Strategy(ABC):
     def barrier(self) -> None:
         """Wait until every process is here."""
 
-    @abstractmethod
     def rng_state(self) -> dict[str, Any]:
         """The random state of this process's cards."""
+        return self.generators.state_dict()
 
-    @abstractmethod
     def load_rng_state(self, state: dict[str, Any]) -> None:
         """Put back what `rng_state` gave."""
+        self.generators.load_state_dict(state)
 
     def check_lockstep(self, model: nn.Module) -> None:
         """Compare the replicas' parameters bit by bit.
