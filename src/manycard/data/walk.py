@@ -13,6 +13,7 @@ without any gets one of its samples as a stand-in that counts 0, so that every r
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -64,7 +65,7 @@ class _ShardOrder:
         return len(self._order) - self._start
 
 
-class Walk:
+class Walk(ABC):
     """What `ShardWalk` and `CutWalk` share: PyTorch's DataLoader, made once so that its workers may persist."""
 
     def __init__(self, source: Source, rank: int, world_size: int) -> None:
@@ -102,11 +103,11 @@ class Walk:
         """Keeps the draws of loading apart from the process's, where both happen in one process (0.2 ms a batch)."""
         return OwnDraws(key) if self._in_process and self._may_draw else nullcontext()
 
+    @abstractmethod
     def batches(
         self, epoch: int, start: int, seed: int, order: EpochOrder
     ) -> Generator[tuple[Any, BatchInfo], None, None]:
         """Walk `epoch` from global batch `start` on."""
-        raise NotImplementedError
 
 
 class ShardWalk(Walk):
