@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch.utils.data import DataLoader
 from manycard.cards import Card, choose_cards
 from manycard.checkpoint import global_rng_state, load_global_rng_state, read_checkpoint, write_checkpoint
 from manycard.data import Feed, GlobalLoader
+from manycard.engine.batch import move
 from manycard.errors import CheckpointError, ManycardError, SettingError
 from manycard.precision import make_precision
 from manycard.strategies import Strategy, StrategyOptions, find_strategy, make_strategy
@@ -115,17 +117,17 @@ class Parallel:
     @property
     def rank(self) -> int:
         """Which process this is."""
-        return self.strategy.rank
+        return self.strategy.peers.rank
 
     @property
     def world_size(self) -> int:
         """How many processes the run has; 1 unless the strategy has ranks."""
-        return self.strategy.world_size
+        return self.strategy.peers.world_size
 
     @property
     def is_primary(self) -> bool:
         """Whether this process prints, logs and writes."""
-        return self.strategy.rank == 0
+        return self.strategy.peers.rank == 0
 
     @property
     def step_skipped(self) -> bool:
@@ -175,8 +177,8 @@ class Parallel:
             rank=self.rank,
             world_size=self.world_size,
             feed=self._feed,
-            move=self.strategy.move if to_card else None,
-            gather_objects=self.strategy.gather_objects,
+            move=partial(move, device=self.device) if to_card else None,
+            gather_objects=self.strategy.peers.gather_objects,
             **settings,
         )
 
@@ -220,9 +222,7 @@ class Parallel:
         """``loss.backward()`` for a mean loss over what this process's batch holds, scaled and weighted as needed."""
         self.strategy.backward(loss)
 
-    def clip_grad_norm_(
-        self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0
-    ) -> Tensor:
+    def clip_grad_norm_(self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip gradients (unscaled first) to `max_norm` together, and return their norm before."""
         return self.strategy.clip_grad_norm_(list(parameters), max_norm, norm_type)
 
@@ -236,7 +236,7 @@ class Parallel:
 
     def gather(self, value: Any) -> Any:
         """Every process's shard of `value`, joined in the global batch's order; 0-dim tensors become means."""
-        return self.strategy.gather(value)
+        return self.strategy.peers.gather(value, self._feed)
 
     def print(self, *values: Any, **settings: Any) -> None:
         """``print`` in one process only."""
@@ -275,7 +275,7 @@ class Parallel:
                 for found in self.strategy.evaluate(model, metric_fn, batch):
                     _add_metrics(totals, found)
         host = {name: (float(total), float(count)) for name, (total, count) in totals.items()}
-        everyone = self.strategy.gather_objects(host)
+        everyone = self.strategy.peers.gather_objects(host)
         names = dict.fromkeys(name for each in everyone for name in each)
         sums = {name: [each.get(name, (0.0, 0.0)) for each in everyone] for name in names}
         return {name: _ratio(sum(t for t, _ in parts), sum(c for _, c in parts)) for name, parts in sums.items()}
@@ -324,7 +324,9 @@ class Parallel:
             )
         if model is not None:
             self.strategy.settle(model)
-        random_states = self.strategy.gather_objects({"host": global_rng_state(), "cards": self.strategy.rng_state()})
+        random_states = self.strategy.peers.gather_objects(
+            {"host": global_rng_state(), "cards": self.strategy.generators.state_dict()}
+        )
         problem = ""
         if self.is_primary:
             scale = self.precision.scale
@@ -341,7 +343,7 @@ class Parallel:
             except ManycardError as error:
                 problem, failure = str(error), error
         # Every rank learns whether the file is there before it goes on.
-        problems = self.strategy.gather_objects(problem)
+        problems = self.strategy.peers.gather_objects(problem)
         if problem:
             raise failure
         if problems[0]:
@@ -376,7 +378,7 @@ class Parallel:
         states = state["random"]
         own = states[self.rank % len(states)]
         load_global_rng_state(own["host"])
-        self.strategy.load_rng_state(own["cards"])
+        self.strategy.generators.load_state_dict(own["cards"])
         extra: dict[str, Any] = state["extra"]
         return extra
 

@@ -75,7 +75,7 @@ def measure(spec: RowSpec, parallel: Parallel, progress_path: Path | None = None
     devices = [parallel.device] if strategy.ranks else [card.device for card in parallel.cards]
 
     losses: list[Any] = []
-    clock = StepClock(devices, strategy.barrier)
+    clock = StepClock(devices, strategy.peers.barrier)
     progress = ProgressFile(progress_path if parallel.is_primary else None, workload.total_steps(feeding))
     warmup = workload.warmup_steps(feeding)
     for number, (batch, samples) in enumerate(workload.batches(parallel, feeding)):
@@ -88,7 +88,7 @@ def measure(spec: RowSpec, parallel: Parallel, progress_path: Path | None = None
     clock.stop()
     progress.close()
 
-    peaks = [peak for own in strategy.gather_objects(peak_memory_mib(devices)) for peak in own]
+    peaks = [peak for own in strategy.peers.gather_objects(peak_memory_mib(devices)) for peak in own]
     values = [finite(value) for value in torch.stack(losses).double().tolist()]
     parallel.check_lockstep(model)
     return spec.measurement(

@@ -14,7 +14,6 @@ Behaviour:
 
 from __future__ import annotations
 
-import atexit
 import os
 import random
 from collections.abc import Iterator, Sequence
@@ -23,14 +22,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from manycard.cards.card import Card
 from manycard.data.feed import Feed
-from manycard.engine.batch import count_samples, map_tensors, tensors_in
+from manycard.engine.batch import count_samples, move, tensors_in
 from manycard.engine.loss import ShardLoss
 from manycard.engine.loss_check import check_mean_loss
 from manycard.engine.random import CardGenerators
@@ -38,6 +36,7 @@ from manycard.engine.replicas import same_bits
 from manycard.engine.sync_batchnorm import convert_batchnorm, counting_nothing
 from manycard.errors import CardsError, LockstepError, LossError, NeedsRanks
 from manycard.precision import Precision
+from manycard.strategies.peers import Ranks
 from manycard.strategies.process import ProcessStrategy
 from manycard.strategies.rank_model import RankModel
 from manycard.strategies.strategy import Count, LossFn, MicroBatch, StrategyOptions
@@ -67,32 +66,14 @@ class DistributedStrategy(ProcessStrategy):
                 fix=f"start {len(self.cards)} processes on this machine",
             )
         self._card = self.cards[local]
-        if not dist.is_initialized():
-            self._start()
+        self.peers = Ranks(self._card)
         self.generators = CardGenerators([self._card])
         self._samples = 1
         self._called: list[RankModel] = []
 
-    def _start(self) -> None:
-        if self._card.simulated:
-            dist.init_process_group("gloo")
-        else:
-            torch.cuda.set_device(self.device)
-            dist.init_process_group("nccl", device_id=self.device)
-        # One group serves every Parallel of the process: a second one can't be made once it is gone.
-        atexit.register(_leave_group)
-
     @property
     def device(self) -> torch.device:
         return self._card.device
-
-    @property
-    def rank(self) -> int:
-        return dist.get_rank()
-
-    @property
-    def world_size(self) -> int:
-        return dist.get_world_size()
 
     # ---- set-up --------------------------------------------------------------------------------------------
 
@@ -100,16 +81,8 @@ class DistributedStrategy(ProcessStrategy):
         if self.options.sync_batchnorm:
             module = convert_batchnorm(module)
         model = RankModel(module.to(self.device), self)
-        self._draw_apart()
+        _draw_apart(self.peers.rank)
         return model
-
-    def _draw_apart(self) -> None:
-        """Give every rank but 0 its own draws, as `dp` gives every card but the primary."""
-        if self.rank:
-            seed = torch.initial_seed() + self.rank
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         return model.module if isinstance(model, RankModel) else model
@@ -140,16 +113,11 @@ class DistributedStrategy(ProcessStrategy):
         if samples:
             over = torch.as_tensor(count, dtype=torch.float64, device=self.device)
             numbers = torch.stack([weighted, numbers.new_tensor(own), over])
-        dist.all_reduce(numbers)
+        numbers = self.peers.all_reduce(numbers)
         mean = (numbers[0] / numbers[2]).to(loss.value.dtype)
         whole = numbers[1]
         # A stand-in's loss doesn't tell whether the others' are means; the sum of counts is right for both.
         return MicroBatch(mean, whole, whole if samples and loss.count is None else numbers[2])
-
-    def _sum(self, value: float) -> Count:
-        total = torch.tensor(float(value), dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
-        return total
 
     def _reducing(self, model: nn.Module, ends_group: bool) -> AbstractContextManager[object]:
         assert isinstance(model, RankModel), "setup gives a RankModel"
@@ -169,28 +137,8 @@ class DistributedStrategy(ProcessStrategy):
         reduced = reduced and not model.call.reduces_after
         return super().update(model, optimizers, factor, clip_norm, reduced=reduced)
 
-    def _reduce(self, parameters: Sequence[nn.Parameter]) -> None:
-        trainable = [parameter for parameter in parameters if parameter.requires_grad]
-        used = torch.tensor([float(p.grad is not None) for p in trainable], device=self.device)
-        dist.all_reduce(used)
-        for parameter, users in zip(trainable, used.tolist(), strict=True):
-            if users:
-                parameter.grad = self._average(parameter)
-
-    def _average(self, parameter: nn.Parameter) -> Tensor:
-        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        sparse = any(self.gather_objects(gradient.is_sparse))
-        if not sparse:
-            gradient = gradient.contiguous()
-            dist.all_reduce(gradient)
-            return gradient / self.world_size
-        rows = gradient.coalesce() if gradient.is_sparse else gradient.to_sparse(1)
-        parts: list[Tensor] = self.gather_objects(rows.cpu())
-        total = sum(parts[1:], start=parts[0])
-        return (total / self.world_size).coalesce().to(self.device)
-
     def check_loss(self, model: nn.Module, loss_fn: LossFn, batch: Any) -> None:
-        batch = self.move(batch)
+        batch = move(batch, self.device)
         problem: LossError | None = None
         if self.feed.samples(count_samples(batch)):
             try:
@@ -199,7 +147,7 @@ class DistributedStrategy(ProcessStrategy):
             except LossError as error:
                 problem = error
         # A shard may be too small to tell, or tell nothing: ranks must come to one verdict or wait for each other.
-        found = [error for error in self.gather_objects(problem) if error is not None]
+        found = [error for error in self.peers.gather_objects(problem) if error is not None]
         if found:
             raise found[0]
 
@@ -213,11 +161,11 @@ class DistributedStrategy(ProcessStrategy):
             self._samples = self.feed.samples(count_samples(batch))
 
     def backward(self, loss: Tensor) -> None:
-        share = self._samples * self.world_size / self._sum(self._samples)
+        share = self._samples * self.peers.world_size / self.peers.total(self._samples)
         super().backward(loss * share)
         for model in self._called:
             if model.call.reduces_after and model.syncs:
-                self._reduce(list(model.module.parameters()))
+                self.peers.average_gradients(model.module.parameters())
         self._called.clear()
 
     @contextmanager
@@ -231,46 +179,16 @@ class DistributedStrategy(ProcessStrategy):
         finally:
             model.syncs = before
 
-    # ---- between processes ---------------------------------------------------------------------------------
-
-    def settle(self, model: nn.Module) -> None:
-        for buffer in self.unwrap(model).buffers():
-            dist.broadcast(buffer.data, 0)
-
-    def gather(self, value: Any) -> Any:
-        return map_tensors(self._gather_tensor, value)
-
-    def _gather_tensor(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.detach().to(self.device)
-        if tensor.dim() == 0:
-            own = self.feed.current.samples if self.feed.current is not None else 1
-            numbers = torch.stack([tensor.double() * own, tensor.new_tensor(own, dtype=torch.float64)])
-            dist.all_reduce(numbers)
-            return (numbers[0] / numbers[1]).to(tensor.dtype)
-        rows = self.feed.samples(tensor.size(0))
-        counts = [int(count) for count in self.gather_objects(rows)]
-        padded = tensor.new_zeros(max(counts), *tensor.shape[1:])
-        padded[:rows] = tensor[:rows]
-        parts = [torch.empty_like(padded) for _ in counts]
-        dist.all_gather(parts, padded)
-        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
-
-    def gather_objects(self, value: Any) -> list[Any]:
-        found: list[Any] = [None] * self.world_size
-        dist.all_gather_object(found, value)
-        return found
-
-    def barrier(self) -> None:
-        dist.barrier()
+    # ---- replicas ------------------------------------------------------------------------------------------
 
     def check_lockstep(self, model: nn.Module) -> None:
         different = ""
         for name, parameter in self.unwrap(model).named_parameters():
             first = parameter.detach().clone()
-            dist.broadcast(first, 0)
+            self.peers.broadcast([first])
             if not same_bits(first, parameter):
                 different = different or name
-        found = [(rank, name) for rank, name in enumerate(self.gather_objects(different)) if name]
+        found = [(rank, name) for rank, name in enumerate(self.peers.gather_objects(different)) if name]
         if found:
             rank, name = found[0]
             raise LockstepError(
@@ -279,6 +197,10 @@ class DistributedStrategy(ProcessStrategy):
             )
 
 
-def _leave_group() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def _draw_apart(rank: int) -> None:
+    """Give every rank but 0 its own draws, as `dp` gives every card but the primary."""
+    if rank:
+        seed = torch.initial_seed() + rank
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)

@@ -1,7 +1,7 @@
 """What strategies share in which a process runs one forward and backward pass over all it is given.
 
-`single`, `torch_dp` and `ddp` derive from this. Between processes only sums travel (`_sum`), so that with one
-process everything here is what plain PyTorch would do.
+`single`, `torch_dp` and `ddp` derive from this. Between processes only sums travel, through `Peers`, so that with
+one process everything here is what plain PyTorch would do.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class ProcessStrategy(Strategy):
     def forward_backward(
         self, model: nn.Module, loss_fn: LossFn, batch: Any, unit: Count | None, *, ends_group: bool
     ) -> MicroBatch:
-        batch = self.move(batch)
+        batch = move(batch, self.device)
         held = count_samples(batch)
         if held == 0:
             raise BatchError("the batch has 0 samples", fix="drop empty batches in the loader")
         samples = self.feed.samples(held)
         if unit is None:
-            unit = self._sum(samples)
+            unit = self.peers.total(samples)
         with self._reducing(model, ends_group):
             with self.precision.autocast(self.device):
                 loss = read_loss(self._loss(model, loss_fn, batch, samples))
@@ -57,7 +57,7 @@ class ProcessStrategy(Strategy):
 
     def _weighted(self, loss: ShardLoss, samples: int, unit: Count) -> Tensor:
         share = samples / unit if loss.count is None else 1.0 / unit
-        return loss.value * (share * self.world_size)
+        return loss.value * (share * self.peers.world_size)
 
     def _whole(self, loss: ShardLoss, samples: int) -> MicroBatch:
         """This micro-batch over all processes."""
@@ -76,7 +76,7 @@ class ProcessStrategy(Strategy):
     ) -> bool:
         parameters = list(self.unwrap(model).parameters())
         if not reduced:
-            self._reduce(parameters)
+            self.peers.average_gradients(parameters)
         gradients = gradients_of(parameters)
         scale = self.precision.scale
         multiplier = factor / (self.group_scale(model) or 1.0)
@@ -106,16 +106,9 @@ class ProcessStrategy(Strategy):
     def _loss(self, model: nn.Module, loss_fn: LossFn, batch: Any, samples: int) -> Any:
         return loss_fn(model, batch)
 
-    def _sum(self, value: float) -> Count:
-        """The sum of every process's `value`."""
-        return value
-
     def _reducing(self, model: nn.Module, ends_group: bool) -> AbstractContextManager[object]:
         """Whether backward inside reduces gradients between processes."""
         return nullcontext()
-
-    def _reduce(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Average gradients over processes, where backward has not done it."""
 
 
 def _all_finite(gradients: Sequence[Tensor]) -> bool:

@@ -6,13 +6,13 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from manycard.engine.batch import tensors_in
 from manycard.engine.graph_check import is_reentrant_checkpoint, nodes_of
 from manycard.errors import SettingError
+from manycard.strategies.peers import Peers
 
 if TYPE_CHECKING:
     from manycard.strategies.ddp import DistributedStrategy
@@ -35,14 +35,14 @@ class RankModel(nn.Module):
         # Hidden from nn.Module, so that parameters and state keys stay the module's.
         self.__dict__["syncs"] = True
         self.__dict__["_strategy"] = strategy
-        for parameter in module.parameters():
-            dist.broadcast(parameter.data, 0)
+        strategy.peers.broadcast(module.parameters())
         strategy.settle(self)
         self._make_reducer()
 
     def _make_reducer(self) -> None:
-        call = _Call(self.module)
-        reducer = _make_reducer(call, self.__dict__["_strategy"].options.ddp)
+        strategy: DistributedStrategy = self.__dict__["_strategy"]
+        call = _Call(self.module, strategy.peers)
+        reducer = _make_reducer(call, strategy.options.ddp)
         self.__dict__["call"] = call
         self.__dict__["reducer"] = call.__dict__["reducer"] = reducer
         self.__dict__["_made_for"] = self._trainable()
@@ -99,10 +99,11 @@ class _Call(nn.Module):
 
     anchor: nn.Parameter | None
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, peers: Peers) -> None:
         super().__init__()
         self.module = module
         self.anchor = None
+        self._peers = peers
         self.__dict__["reducer"] = None
         self.reduces_after = any(getattr(part, "sparse", False) is True for part in module.modules())
         """Whether gradients are reduced after backward, because DDP can't do it meanwhile."""
@@ -117,8 +118,8 @@ class _Call(nn.Module):
         if not self._looked and torch.is_grad_enabled():
             self._looked = True
             roots = [tensor.grad_fn for tensor in tensors_in(value) if tensor.grad_fn is not None]
-            self.reduces_after = self.reduces_after or any(map(is_reentrant_checkpoint, nodes_of(roots)))
-            self.reduces_after = _any_rank(self.reduces_after, next(self.module.parameters()).device)
+            found = self.reduces_after or any(map(is_reentrant_checkpoint, nodes_of(roots)))
+            self.reduces_after = bool(self._peers.total(found))  # on one rank is enough for all
         if self.reduces_after:
             reducer.require_backward_grad_sync = False
         return value
@@ -128,12 +129,6 @@ class _Call(nn.Module):
         if self.anchor is not None:
             return self.anchor.sum() * 0
         return torch.stack([p.sum() for p in self.module.parameters() if p.requires_grad]).sum() * 0
-
-
-def _any_rank(flag: bool, device: torch.device) -> bool:
-    flags = torch.tensor(float(flag), device=device)
-    dist.all_reduce(flags, dist.ReduceOp.MAX)
-    return bool(flags)
 
 
 def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

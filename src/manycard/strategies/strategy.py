@@ -32,11 +32,11 @@ from torch.optim import Optimizer
 
 from manycard.cards.card import Card
 from manycard.data.feed import Feed
-from manycard.engine.batch import move
 from manycard.engine.random import CardGenerators
 from manycard.errors import OptimizerError
 from manycard.precision import Precision
 from manycard.strategies.loss_scaling import ScaledLoop
+from manycard.strategies.peers import Peers
 
 __all__ = ["Count", "LossFn", "MetricFn", "MicroBatch", "Strategy", "StrategyOptions", "check_parameters", "move_state"]
 
@@ -94,6 +94,8 @@ class Strategy(ABC):
         self.precision = precision
         self.feed = feed
         self.options = options
+        self.peers = Peers()
+        """What this process and the run's others tell one another."""
         self.lock = threading.RLock()
         """Held by a train step: several threads of a script are served in turn."""
         self.open_steps: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
@@ -101,22 +103,10 @@ class Strategy(ABC):
         self._scales: weakref.WeakKeyDictionary[nn.Module, float] = weakref.WeakKeyDictionary()
         self.loop = ScaledLoop(precision.scale) if precision.scale is not None else None
 
-    # ---- where this process stands -------------------------------------------------------------------------
-
     @property
     def device(self) -> torch.device:
         """The card on which this process's script sees losses and outputs."""
         return self.cards[0].device
-
-    @property
-    def rank(self) -> int:
-        """Which process this is; 0 prints, logs and writes."""
-        return 0
-
-    @property
-    def world_size(self) -> int:
-        """How many processes the run has."""
-        return 1
 
     # ---- set-up --------------------------------------------------------------------------------------------
 
@@ -227,32 +217,10 @@ class Strategy(ABC):
         """
 
     def settle(self, model: nn.Module) -> None:
-        """Bring buffers and parameters that evaluation or a checkpoint will read to the primary's values."""
+        """Give every process the buffers of rank 0, before evaluation or a checkpoint reads them."""
+        self.peers.broadcast(self.unwrap(model).buffers())
 
-    # ---- between processes ---------------------------------------------------------------------------------
-
-    def move(self, batch: Any) -> Any:
-        """Put a batch where the script's own forward calls want it."""
-        return move(batch, self.device)
-
-    def gather(self, value: Any) -> Any:
-        """Join every process's shard of `value` in the global batch's order; 0-dim tensors become means."""
-        return value
-
-    def gather_objects(self, value: Any) -> list[Any]:
-        """Every process's `value`, by rank."""
-        return [value]
-
-    def barrier(self) -> None:
-        """Wait until every process is here."""
-
-    def rng_state(self) -> dict[str, Any]:
-        """The random state of this process's cards."""
-        return self.generators.state_dict()
-
-    def load_rng_state(self, state: dict[str, Any]) -> None:
-        """Put back what `rng_state` gave."""
-        self.generators.load_state_dict(state)
+    # ---- replicas, and the end -----------------------------------------------------------------------------
 
     def check_lockstep(self, model: nn.Module) -> None:
         """Compare the replicas' parameters bit by bit.

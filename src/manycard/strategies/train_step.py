@@ -101,9 +101,7 @@ class TrainStep:
                 self._checked = True
             if not self._group:
                 self._open_group()
-            part = self._strategy.forward_backward(
-                self._model, self._loss_fn, batch, self._unit, ends_group=ends_group
-            )
+            part = self._strategy.forward_backward(self._model, self._loss_fn, batch, self._unit, ends_group=ends_group)
             self._group.append(part)
             self._unit = self._group[0].samples
             if ends_group:
