@@ -132,7 +132,7 @@ class Parallel:
     @property
     def step_skipped(self) -> bool:
         """Whether the newest ``optimizer.step()`` of an explicit loop was skipped because fp16 overflowed."""
-        return self.strategy.loop is not None and self.strategy.loop.skipped
+        return self.strategy.scaling.skipped
 
     # ---- set-up --------------------------------------------------------------------------------------------
 
@@ -224,7 +224,9 @@ class Parallel:
 
     def clip_grad_norm_(self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip gradients (unscaled first) to `max_norm` together, and return their norm before."""
-        return self.strategy.clip_grad_norm_(list(parameters), max_norm, norm_type)
+        parameters = list(parameters)
+        self.strategy.scaling.unscale(parameters)
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[object]:
         """Backward passes inside need no reduced gradients; for all but the last micro-batch before a step."""

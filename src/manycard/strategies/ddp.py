@@ -18,6 +18,7 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ from manycard.precision import Precision
 from manycard.strategies.peers import Ranks
 from manycard.strategies.process import ProcessStrategy
 from manycard.strategies.rank_model import RankModel
-from manycard.strategies.strategy import Count, LossFn, MicroBatch, StrategyOptions
+from manycard.strategies.strategy import Count, LossFn, MicroBatch, StrategyOptions, Update
 
 __all__ = ["DistributedStrategy"]
 
@@ -124,18 +125,10 @@ class DistributedStrategy(ProcessStrategy):
         model.follow()
         return nullcontext() if ends_group else self.no_sync(model)
 
-    def update(
-        self,
-        model: nn.Module,
-        optimizers: Sequence[Optimizer],
-        factor: Count,
-        clip_norm: float | None,
-        *,
-        reduced: bool,
-    ) -> bool:
+    def update(self, model: nn.Module, optimizers: Sequence[Optimizer], update: Update) -> bool:
         assert isinstance(model, RankModel), "setup gives a RankModel"
-        reduced = reduced and not model.call.reduces_after
-        return super().update(model, optimizers, factor, clip_norm, reduced=reduced)
+        reduced = update.reduced and not model.call.reduces_after
+        return super().update(model, optimizers, replace(update, reduced=reduced))
 
     def check_loss(self, model: nn.Module, loss_fn: LossFn, batch: Any) -> None:
         batch = move(batch, self.device)

@@ -28,6 +28,7 @@ from manycard.strategies.strategy import (
     MicroBatch,
     Strategy,
     StrategyOptions,
+    Update,
 )
 
 __all__ = ["DataParallelStrategy"]
@@ -57,13 +58,13 @@ class DataParallelStrategy(Strategy):
     # ---- the step ------------------------------------------------------------------------------------------
 
     def start_group(self, model: nn.Module) -> None:
-        self.fix_scale(model)
+        self.scaling.start_group(model)
         self._engine(model).start_group()
 
     def forward_backward(
         self, model: nn.Module, loss_fn: LossFn, batch: Any, unit: Count | None, *, ends_group: bool
     ) -> MicroBatch:
-        scale = self.group_scale(model) or 1.0
+        scale = self.scaling.group_scale(model) or 1.0
 
         def weigh(own: int, samples: int, loss: ShardLoss) -> float:
             first = float(samples if unit is None else unit)
@@ -76,23 +77,14 @@ class DataParallelStrategy(Strategy):
         count = _added([of for _, _, of in results])
         return MicroBatch(_added([value for _, value, _ in results]) / count, samples, count)
 
-    def update(
-        self,
-        model: nn.Module,
-        optimizers: Sequence[Optimizer],
-        factor: Count,
-        clip_norm: float | None,
-        *,
-        reduced: bool,
-    ) -> bool:
-        engine, scale = self._engine(model), self.precision.scale
+    def update(self, model: nn.Module, optimizers: Sequence[Optimizer], update: Update) -> bool:
+        engine, scale = self._engine(model), self.scaling.group_scale(model)
         for optimizer in optimizers:
             if not engine.mirrors(optimizer):
                 engine.add_optimizer(optimizer)
-        with self.stepping():
-            updated = engine.update(optimizers, factor, clip_norm, self.group_scale(model))
-        if scale is not None:
-            scale.record(not updated)
+        with self.scaling.own_update():
+            updated = engine.update(optimizers, update.factor, update.clip_norm, scale)
+        self.scaling.record(updated)
         return updated
 
     def check_loss(self, model: nn.Module, loss_fn: LossFn, batch: Any) -> None:

@@ -24,6 +24,7 @@ from manycard.strategies.strategy import (
     MetricFn,
     MicroBatch,
     Strategy,
+    Update,
 )
 
 __all__ = ["ProcessStrategy"]
@@ -33,7 +34,7 @@ class ProcessStrategy(Strategy):
     """One forward and backward pass a process."""
 
     def start_group(self, model: nn.Module) -> None:
-        self.fix_scale(model)
+        self.scaling.start_group(model)
         for parameter in self.unwrap(model).parameters():
             parameter.grad = None
 
@@ -52,7 +53,7 @@ class ProcessStrategy(Strategy):
                 loss = read_loss(self._loss(model, loss_fn, batch, samples))
             if not loss.value.requires_grad:
                 raise LossError("the loss depends on no parameter", fix="compute it from the model's output")
-            (self._weighted(loss, samples, unit) * (self.group_scale(model) or 1.0)).backward()  # type: ignore[no-untyped-call]
+            (self._weighted(loss, samples, unit) * (self.scaling.group_scale(model) or 1.0)).backward()  # type: ignore[no-untyped-call]
         return self._whole(loss, samples)
 
     def _weighted(self, loss: ShardLoss, samples: int, unit: Count) -> Tensor:
@@ -65,31 +66,19 @@ class ProcessStrategy(Strategy):
             return MicroBatch(loss.value.detach().clone(), samples, samples)
         return MicroBatch(loss.value.detach() / loss.count, samples, loss.count)
 
-    def update(
-        self,
-        model: nn.Module,
-        optimizers: Sequence[Optimizer],
-        factor: Count,
-        clip_norm: float | None,
-        *,
-        reduced: bool,
-    ) -> bool:
+    def update(self, model: nn.Module, optimizers: Sequence[Optimizer], update: Update) -> bool:
         parameters = list(self.unwrap(model).parameters())
-        if not reduced:
+        if not update.reduced:
             self.peers.average_gradients(parameters)
         gradients = gradients_of(parameters)
-        scale = self.precision.scale
-        multiplier = factor / (self.group_scale(model) or 1.0)
+        multiplier = update.factor / (self.scaling.group_scale(model) or 1.0)
         if gradients and (isinstance(multiplier, Tensor) or multiplier != 1.0):
             torch._foreach_mul_(gradients, multiplier)
-        if scale is not None:
-            overflowed = not _all_finite(gradients)
-            scale.record(overflowed)
-            if overflowed:
-                return False
-        if clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
-        with self.stepping():
+        if not self.scaling.finite(gradients):
+            return False
+        if update.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, update.clip_norm)
+        with self.scaling.own_update():
             for optimizer in optimizers:
                 optimizer.step()
         return True
@@ -109,8 +98,3 @@ class ProcessStrategy(Strategy):
     def _reducing(self, model: nn.Module, ends_group: bool) -> AbstractContextManager[object]:
         """Whether backward inside reduces gradients between processes."""
         return nullcontext()
-
-
-def _all_finite(gradients: Sequence[Tensor]) -> bool:
-    norms = torch._foreach_norm(list(gradients), float("inf")) if gradients else ()
-    return not norms or bool(torch.stack([norm.float() for norm in norms]).isfinite().all())

@@ -35,10 +35,20 @@ from manycard.data.feed import Feed
 from manycard.engine.random import CardGenerators
 from manycard.errors import OptimizerError
 from manycard.precision import Precision
-from manycard.strategies.loss_scaling import ScaledLoop
+from manycard.strategies.loss_scaling import make_loss_scaling
 from manycard.strategies.peers import Peers
 
-__all__ = ["Count", "LossFn", "MetricFn", "MicroBatch", "Strategy", "StrategyOptions", "check_parameters", "move_state"]
+__all__ = [
+    "Count",
+    "LossFn",
+    "MetricFn",
+    "MicroBatch",
+    "Strategy",
+    "StrategyOptions",
+    "Update",
+    "check_parameters",
+    "move_state",
+]
 
 LossFn = Callable[[Any, Any], Any]
 """``loss_fn(model, batch)`` -> a mean loss (0-dim tensor), or ``(sum, count)``."""
@@ -68,6 +78,18 @@ class MicroBatch:
     """Samples in the global micro-batch."""
     count: Count
     """What the gradient is to be divided by: samples for a mean loss, the global count for ``(sum, count)``."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """How the gradients of a group become an update."""
+
+    factor: Count
+    """What gradients are multiplied by: ``unit / sum(count)``, which doesn't contain the loss scale."""
+    clip_norm: float | None
+    """The largest 2-norm of all gradients together; None leaves them."""
+    reduced: bool
+    """Whether the group's last `forward_backward` was told that it ends the group, and so reduced gradients."""
 
 
 class Strategy(ABC):
@@ -100,8 +122,8 @@ class Strategy(ABC):
         """Held by a train step: several threads of a script are served in turn."""
         self.open_steps: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
         """For each model, the train step whose group of micro-batches is open."""
-        self._scales: weakref.WeakKeyDictionary[nn.Module, float] = weakref.WeakKeyDictionary()
-        self.loop = ScaledLoop(precision.scale) if precision.scale is not None else None
+        self.scaling = make_loss_scaling(precision.scale)
+        """What is done to losses and gradients in fp16; nothing in other precisions."""
 
     @property
     def device(self) -> torch.device:
@@ -126,22 +148,13 @@ class Strategy(ABC):
         """
         check_parameters(optimizer, self.unwrap(model))
         move_state(optimizer)
-        self.guard(optimizer)
+        self.scaling.guard(optimizer)
 
     # ---- the step ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def start_group(self, model: nn.Module) -> None:
         """Drop gradients: a new group of micro-batches begins."""
-
-    def fix_scale(self, model: nn.Module) -> None:
-        """Keep one loss scale for a whole group, whatever other models' updates do to it meanwhile."""
-        if self.precision.scale is not None:
-            self._scales[model] = self.precision.scale.value
-
-    def group_scale(self, model: nn.Module) -> float | None:
-        """The loss scale of the model's group; None without loss scaling."""
-        return self._scales.get(model)
 
     @abstractmethod
     def forward_backward(
@@ -155,21 +168,8 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def update(
-        self,
-        model: nn.Module,
-        optimizers: Sequence[Optimizer],
-        factor: Count,
-        clip_norm: float | None,
-        *,
-        reduced: bool,
-    ) -> bool:
-        """Reduce what is not reduced, multiply gradients by `factor`, unscale, clip, and update.
-
-        Args:
-            factor: ``unit / sum(count)``, not yet containing the loss scale.
-            clip_norm: the largest 2-norm of all gradients together; None leaves them.
-            reduced: whether the last `forward_backward` was told that it ends the group.
+    def update(self, model: nn.Module, optimizers: Sequence[Optimizer], update: Update) -> bool:
+        """Reduce what is not reduced, multiply gradients by the group's factor, unscale, clip, and step.
 
         Returns:
             Whether the parameters were updated; False when loss scaling found inf or NaN.
@@ -182,26 +182,11 @@ class Strategy(ABC):
             LossError: it is not.
         """
 
-    def stepping(self) -> AbstractContextManager[object]:
-        """The context in which a train step lets optimizers step: gradients are unscaled and checked already."""
-        return self.loop.own_update() if self.loop is not None else nullcontext()
-
     # ---- the explicit loop ---------------------------------------------------------------------------------
-
-    def guard(self, optimizer: Optimizer) -> None:
-        """Make the optimizer's own steps right under loss scaling."""
-        if self.loop is not None:
-            self.loop.guard(optimizer)
 
     def backward(self, loss: Tensor) -> None:
         """``loss.backward()``, weighted so that `loss` counts as the mean over this process's shard."""
-        (self.loop.scaled(loss) if self.loop is not None else loss).backward()  # type: ignore[no-untyped-call]
-
-    def clip_grad_norm_(self, parameters: Sequence[nn.Parameter], max_norm: float, norm_type: float) -> Tensor:
-        """Clip gradients, unscaled, and return their norm before."""
-        if self.loop is not None:
-            self.loop.unscale(parameters)
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+        self.scaling.scaled(loss).backward()  # type: ignore[no-untyped-call]
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[object]:
         """Backward passes inside leave gradients unreduced where that saves something."""

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from manycard.engine.batch import count_samples
 from manycard.errors import OptimizerError
-from manycard.strategies.strategy import Count, LossFn, MicroBatch, Strategy
+from manycard.strategies.strategy import Count, LossFn, MicroBatch, Strategy, Update
 
 __all__ = ["TrainStep", "TrainStepSettings"]
 
@@ -140,9 +140,8 @@ class TrainStep:
             total = sum((part.count for part in group[1:]), group[0].count)
             factor = group[0].samples / total
         self._group, self._unit = [], None
-        self.updated = self._strategy.update(
-            self._model, self._optimizers, factor, self._settings.clip_norm, reduced=reduced
-        )
+        update = Update(factor, self._settings.clip_norm, reduced)
+        self.updated = self._strategy.update(self._model, self._optimizers, update)
         if self.updated and self._scheduler is not None:
             self._scheduler.step()
 
