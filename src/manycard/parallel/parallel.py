@@ -1,35 +1,40 @@
 """`Parallel`: the user's face of manycard. One training loop, any strategy.
 
 It holds a strategy and passes work on; whatever depends on how the work is spread is in
-`manycard.strategies`, whatever concerns batches in `manycard.data`, files in `manycard.checkpoint`.
+`manycard.strategies`, whatever concerns batches in `manycard.data`. Settings, evaluation and what a checkpoint holds
+have files beside this one.
 """
 
 from __future__ import annotations
 
-import os
-import random
-import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
-from manycard.cards import Card, choose_cards
-from manycard.checkpoint import global_rng_state, load_global_rng_state, read_checkpoint, write_checkpoint
+from manycard.cards import Card
 from manycard.data import Feed, GlobalLoader
 from manycard.engine.batch import move
-from manycard.errors import CheckpointError, ManycardError, SettingError
+from manycard.errors import CheckpointError
+from manycard.parallel.evaluation import evaluate
+from manycard.parallel.run_state import load_run, save_run
+from manycard.parallel.settings import (
+    check_clip_norm,
+    check_scheduler,
+    choose_run_cards,
+    overridden,
+    seed_all,
+    whole_number,
+)
 from manycard.precision import make_precision
 from manycard.strategies import Strategy, StrategyOptions, find_strategy, make_strategy
 from manycard.strategies.strategy import LossFn, MetricFn, check_parameters
@@ -77,30 +82,19 @@ class Parallel:
         sync_batchnorm: bool = False,
         ddp_options: Mapping[str, Any] | None = None,
     ) -> None:
-        strategy = str(_overridden("MANYCARD_STRATEGY", "strategy", strategy))
+        strategy = str(overridden("MANYCARD_STRATEGY", "strategy", strategy))
         find_strategy(strategy)
-        self.precision = make_precision(str(_overridden("MANYCARD_PRECISION", "precision", precision)))
-        self.accumulate = _whole("accumulate", accumulate, fix="leave it out for an update in every step")
+        self.precision = make_precision(str(overridden("MANYCARD_PRECISION", "precision", precision)))
+        self.accumulate = whole_number("accumulate", accumulate, fix="leave it out for an update in every step")
         options = StrategyOptions(sync_batchnorm=sync_batchnorm, ddp=dict(ddp_options or {}))
         self._feed = Feed()
-        chosen = self._choose(_overridden("MANYCARD_CARDS", "cards", cards))
+        chosen = choose_run_cards(overridden("MANYCARD_CARDS", "cards", cards))
         self.precision.apply_flags()
         self.seed = seed
         if seed is not None:
-            _seed_all(seed)
+            seed_all(seed)
         self.strategy: Strategy = make_strategy(strategy, chosen, self.precision, self._feed, options)
         self._steps: weakref.WeakSet[TrainStep] = weakref.WeakSet()
-
-    def _choose(self, spec: Any) -> tuple[Card, ...]:
-        choice = choose_cards(spec)
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        if choice.cards[0].simulated and len(choice.cards) < local:
-            choice = choose_cards(f"cpu:{local}")
-        elif os.environ.get("RANK", "0") == "0":
-            # A card that a list or a count doesn't name is left out by the user's own word.
-            said = choice.describe() if str(spec).startswith(("all", "auto")) else "\n".join(choice.said)
-            print(*[said] if said else [], file=sys.stderr, end="\n" if said else "")
-        return choice.cards
 
     # ---- where this process stands -------------------------------------------------------------------------
 
@@ -205,12 +199,11 @@ class Parallel:
         Returns:
             ``step(batch)`` -> loss; see `TrainStep`.
         """
-        if clip_norm is not None and not clip_norm > 0:
-            raise SettingError("clip_norm", clip_norm, "it must be above 0", fix="leave it out for no clipping")
+        check_clip_norm(clip_norm)
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         for each in optimizers:
             check_parameters(each, self.strategy.unwrap(model))
-        _check_scheduler(scheduler)
+        check_scheduler(scheduler)
         settings = TrainStepSettings(self.accumulate, clip_norm, check_loss)
         step = TrainStep(self.strategy, loss_fn, model, optimizers, scheduler, settings)
         self._steps.add(step)
@@ -271,32 +264,7 @@ class Parallel:
         """
         if isinstance(loader, DataLoader):
             loader = self.loader(loader)
-        totals: dict[str, list[Any]] = {}
-        with self._evaluating(model):
-            for batch in loader:
-                for found in self.strategy.evaluate(model, metric_fn, batch):
-                    _add_metrics(totals, found)
-        host = {name: (float(total), float(count)) for name, (total, count) in totals.items()}
-        everyone = self.strategy.peers.gather_objects(host)
-        names = dict.fromkeys(name for each in everyone for name in each)
-        sums = {name: [each.get(name, (0.0, 0.0)) for each in everyone] for name in names}
-        return {name: _ratio(sum(t for t, _ in parts), sum(c for _, c in parts)) for name, parts in sums.items()}
-
-    @contextmanager
-    def _evaluating(self, model: nn.Module) -> Iterator[None]:
-        inner = self.strategy.unwrap(model)
-        self.strategy.settle(model)
-        # A step may still come for the batch that was handed out before.
-        newest = self._feed.current
-        modes = [(part, part.training) for part in inner.modules()]
-        inner.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self._feed.current = newest
-            for part, training in modes:
-                part.training = training
+        return evaluate(self.strategy, metric_fn, model, loader)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------
 
@@ -324,32 +292,7 @@ class Parallel:
                 f"{pending} of {self.accumulate} micro-batches wait for their update, and a checkpoint can't hold them",
                 fix="save after a call for which step.updated is True, or call step.flush() first",
             )
-        if model is not None:
-            self.strategy.settle(model)
-        random_states = self.strategy.peers.gather_objects(
-            {"host": global_rng_state(), "cards": self.strategy.generators.state_dict()}
-        )
-        problem = ""
-        if self.is_primary:
-            scale = self.precision.scale
-            state = {
-                "model": None if model is None else self.strategy.unwrap(model).state_dict(),
-                "optimizers": [each.state_dict() for each in _listed(optimizer)],
-                "loader": None if loader is None else loader.state_dict(),
-                "random": random_states,
-                "scale": None if scale is None else scale.state_dict(),
-                "extra": extra,
-            }
-            try:
-                write_checkpoint(Path(path), state)
-            except ManycardError as error:
-                problem, failure = str(error), error
-        # Every rank learns whether the file is there before it goes on.
-        problems = self.strategy.peers.gather_objects(problem)
-        if problem:
-            raise failure
-        if problems[0]:
-            raise CheckpointError(f"rank 0 could not write it: {problems[0].rstrip('.')}")
+        save_run(self.strategy, path, model, _listed(optimizer), loader, extra)
 
     def load(
         self,
@@ -364,25 +307,7 @@ class Parallel:
         Raises:
             CheckpointError: the file isn't there, isn't whole, or doesn't hold what is asked for.
         """
-        state = read_checkpoint(Path(path))
-        if model is not None:
-            _require(state["model"] is not None, path, "model")
-            self.strategy.unwrap(model).load_state_dict(state["model"])
-        optimizers = _listed(optimizer)
-        _require(not optimizers or len(optimizers) == len(state["optimizers"]), path, "optimizer")
-        for each, kept in zip(optimizers, state["optimizers"], strict=False):
-            each.load_state_dict(kept)
-        if loader is not None:
-            _require(state["loader"] is not None, path, "loader")
-            loader.load_state_dict(state["loader"])
-        if self.precision.scale is not None and state["scale"] is not None:
-            self.precision.scale.load_state_dict(state["scale"])
-        states = state["random"]
-        own = states[self.rank % len(states)]
-        load_global_rng_state(own["host"])
-        self.strategy.generators.load_state_dict(own["cards"])
-        extra: dict[str, Any] = state["extra"]
-        return extra
+        return load_run(self.strategy, path, model, _listed(optimizer), loader)
 
     # ---- checks and the end --------------------------------------------------------------------------------
 
@@ -399,64 +324,7 @@ class Parallel:
         self.strategy.close()
 
 
-def _check_scheduler(scheduler: Any) -> None:
-    if isinstance(scheduler, ReduceLROnPlateau):
-        problem, fix = "it steps on a metric, which a train step doesn't have", "call scheduler.step(metric) yourself"
-    elif scheduler is not None and not callable(getattr(scheduler, "step", None)):
-        problem, fix = "it has no step()", "give one scheduler; torch's ChainedScheduler joins several"
-    else:
-        return
-    raise SettingError("scheduler", scheduler, problem, fix=fix)
-
-
-def _overridden(variable: str, setting: str, value: Any) -> Any:
-    """The setting's value, or the one that ``manycard run`` was given on the command line."""
-    given = os.environ.get(variable)
-    if given is None:
-        return value
-    if str(value) != given and os.environ.get("RANK", "0") == "0" and variable != "MANYCARD_CARDS":
-        print(f"manycard: {setting}={given!r} from the command line replaces {value!r} in the script", file=sys.stderr)
-    return given
-
-
-def _whole(setting: str, value: int, fix: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SettingError(setting, value, "it must be a whole number of at least 1", fix=fix)
-    return value
-
-
-def _seed_all(seed: int) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise SettingError("seed", seed, "it must be a whole number from 0 to 2**32 - 1", fix="give seed=0, say")
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
 def _listed(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
     if optimizer is None:
         return []
     return [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-
-
-def _require(there: bool, path: str | Path, what: str) -> None:
-    if not there:
-        raise CheckpointError(f"{path} holds no such {what}", fix=f"give save() and load() the same {what}")
-
-
-def _add_metrics(totals: dict[str, list[Any]], found: dict[str, tuple[Any, Any]]) -> None:
-    """Add one shard's sums and counts, on whichever device they are, without waiting for it."""
-    for name, (total, count) in found.items():
-        numbers = [value.detach().double() if isinstance(value, Tensor) else float(value) for value in (total, count)]
-        if name not in totals:
-            totals[name] = numbers
-            continue
-        for index, number in enumerate(numbers):
-            held = totals[name][index]
-            if isinstance(held, Tensor) and isinstance(number, Tensor):
-                number = number.to(held.device, non_blocking=True)
-            totals[name][index] = held + number
-
-
-def _ratio(total: float, count: float) -> float:
-    return total / count if count else float("nan")

@@ -1,0 +1,89 @@
+"""What `Parallel` was asked for: settings checked, the command line's word put over the script's."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from manycard.cards import Card, choose_cards
+from manycard.errors import SettingError
+
+__all__ = ["check_clip_norm", "check_scheduler", "choose_run_cards", "overridden", "seed_all", "whole_number"]
+
+
+def overridden(variable: str, setting: str, value: Any) -> Any:
+    """The setting's value, or the one that ``manycard run`` was given on the command line."""
+    given = os.environ.get(variable)
+    if given is None:
+        return value
+    if str(value) != given and os.environ.get("RANK", "0") == "0" and variable != "MANYCARD_CARDS":
+        print(f"manycard: {setting}={given!r} from the command line replaces {value!r} in the script", file=sys.stderr)
+    return given
+
+
+def choose_run_cards(spec: Any) -> tuple[Card, ...]:
+    """The cards that `spec` means on this machine, a simulated one for each of its ranks; says what it left out."""
+    choice = choose_cards(spec)
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if choice.cards[0].simulated and len(choice.cards) < local:
+        choice = choose_cards(f"cpu:{local}")
+    elif os.environ.get("RANK", "0") == "0":
+        # A card that a list or a count doesn't name is left out by the user's own word.
+        said = choice.describe() if str(spec).startswith(("all", "auto")) else "\n".join(choice.said)
+        print(*[said] if said else [], file=sys.stderr, end="\n" if said else "")
+    return choice.cards
+
+
+def whole_number(setting: str, value: int, fix: str) -> int:
+    """`value`, which is a whole number of at least 1.
+
+    Raises:
+        SettingError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise SettingError(setting, value, "it must be a whole number of at least 1", fix=fix)
+    return value
+
+
+def seed_all(seed: int) -> None:
+    """Seed ``random``, NumPy and PyTorch.
+
+    Raises:
+        SettingError: NumPy can't take this seed.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise SettingError("seed", seed, "it must be a whole number from 0 to 2**32 - 1", fix="give seed=0, say")
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def check_clip_norm(clip_norm: float | None) -> None:
+    """Check a train step's `clip_norm`.
+
+    Raises:
+        SettingError: it is not above 0.
+    """
+    if clip_norm is not None and not clip_norm > 0:
+        raise SettingError("clip_norm", clip_norm, "it must be above 0", fix="leave it out for no clipping")
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Check that a train step can step `scheduler` after each update.
+
+    Raises:
+        SettingError: it can't.
+    """
+    if isinstance(scheduler, ReduceLROnPlateau):
+        problem, fix = "it steps on a metric, which a train step doesn't have", "call scheduler.step(metric) yourself"
+    elif scheduler is not None and not callable(getattr(scheduler, "step", None)):
+        problem, fix = "it has no step()", "give one scheduler; torch's ChainedScheduler joins several"
+    else:
+        return
+    raise SettingError("scheduler", scheduler, problem, fix=fix)
