@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 import manycard as mc
 from tests.strategies.models import Net
+from tests.unit.engine.twins import ordinary_loop
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNTS = list(range(1, torch.cuda.device_count() + 1)) or [1]
@@ -60,17 +61,10 @@ def batch(samples: int, seed: int = 1, device: str = "cuda:0") -> Tensor:
 @pytest.mark.parametrize("where", ["cpu", "cuda:0"])
 def test_an_ordinary_loop(cards: int, fused: bool, where: str) -> None:
     alone, together = twins(cards=cards)
-    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused) for model in (alone, together)]
-    for step, samples in enumerate((16, 7, 2, 1, 16, 16)):
-        x = batch(samples, step)
-        losses = []
-        for model, optimizer, given in zip((alone, together), optimizers, (x, x.to(where)), strict=True):
-            optimizer.zero_grad()
-            loss = F.mse_loss(model(given), x[:, :3])
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
-        close(losses[1], losses[0])
+    batches = [batch(samples, step) for step, samples in enumerate((16, 7, 2, 1, 16, 16))]
+    mine, theirs = [torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused) for model in (alone, together)]
+    losses = ordinary_loop(alone, mine, batches)
+    close(ordinary_loop(together, theirs, [x.to(where) for x in batches]), losses)
     same_state(alone, together)
 
 

@@ -133,34 +133,8 @@ def test_compiled_modules_train(make: Make) -> None:
 # ---- buffers and Python attributes written in forward -------------------------------------------------------
 
 
-class Counts(Net):
-    """Counts its forwards in a buffer in place, in one that is re-assigned, and in Python, and uses all three."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("count", torch.zeros(()))
-        self.register_buffer("again", torch.zeros(()))
-        self.calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.count += 1
-        self.again = self.again + 1
-        self.calls += 1
-        return super().forward(x) * (1 + 0.1 * self.count + 0.01 * self.again + 0.001 * self.calls)
-
-
-def test_state_written_in_forward_counts_each_step_once(make: Make) -> None:
-    """Report kinds dp-state-lost, ddp-buffers."""
-    both = Both(make, Counts)
-    for step in range(4):
-        both.train(rows(7, step))
-    both.check()
-    assert both.module.calls == both.alone.calls == 4
-    assert both.parallel.strategy.unwrap(both.model) is both.module
-
-
 class CountsInBuffers(Net):
-    """Counts its forwards in buffers, and uses them."""
+    """Counts its forwards in a buffer in place, in one that is re-assigned, and in Python; uses the buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,6 +147,23 @@ class CountsInBuffers(Net):
         self.again = self.again + 1
         self.calls += 1
         return super().forward(x) * (1 + 0.1 * self.count + 0.01 * self.again)
+
+
+class Counts(CountsInBuffers):
+    """Uses all three."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 + 0.001 * self.calls)
+
+
+def test_state_written_in_forward_counts_each_step_once(make: Make) -> None:
+    """Report kinds dp-state-lost, ddp-buffers."""
+    both = Both(make, Counts)
+    for step in range(4):
+        both.train(rows(7, step))
+    both.check()
+    assert both.module.calls == both.alone.calls == 4
+    assert both.parallel.strategy.unwrap(both.model) is both.module
 
 
 def test_batches_that_leave_cards_idle_keep_state_together(make: Make) -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from tests.strategies.cases import CASES
 from tests.strategies.models import Net
 
-from .twins import CARDS, batch, close, same_state, twins
+from .twins import CARDS, batch, close, ordinary_loop, same_state, twins
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
@@ -30,17 +30,9 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_ordinary_loop(name: str, cards: int) -> None:
     alone, together = twins(Net, cards)
-    mine, theirs = OPTIMIZERS[name](alone.parameters()), OPTIMIZERS[name](together.parameters())
-    for step, size in enumerate((12, 7, 2, 1, 12)):
-        x = batch(size, seed=step)
-        losses = []
-        for model, optimizer in ((alone, mine), (together, theirs)):
-            optimizer.zero_grad(set_to_none=step % 2 == 0)
-            loss = F.mse_loss(model(x), x[:, :3])
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
-        close(losses[1], losses[0])
+    batches = [batch(size, seed=step) for step, size in enumerate((12, 7, 2, 1, 12))]
+    mine, theirs = (ordinary_loop(model, OPTIMIZERS[name](model.parameters()), batches) for model in (alone, together))
+    close(theirs, mine)
     same_state(alone, together)
 
 
