@@ -1,4 +1,4 @@
-"""Batches and outputs: any nesting of tensors, counted, cut into shards, moved and joined again.
+"""Batches and outputs: any nesting of tensors, counted, cut into shards and moved.
 
 Behaviour:
     * A nesting is tensors in lists, tuples, named tuples, dicts and their subclasses, and dataclasses. Whatever
@@ -9,8 +9,6 @@ Behaviour:
     * A list whose length is the batch's, and whose tensors are not all of that length, is a list of samples
       and cut.
     * An object that is no nesting and holds tensors is refused by name: guessing how to cut it would train wrongly.
-    * Outputs join as they were cut: concatenated on ``dim``; 0-dim values as the mean weighted by samples;
-      integer 0-dim tensors (counts) as the sum.
 """
 
 from __future__ import annotations
@@ -130,7 +128,7 @@ def count_samples(batch: Any, dim: int = 0) -> int:
     """
     if isinstance(batch, Tensor):
         return _tensor_samples(batch, dim)
-    sizes = [tensor.size(dim) for tensor in tensors_in(batch) if _has(tensor, dim)]
+    sizes = [tensor.size(dim) for tensor in tensors_in(batch) if has_dim(tensor, dim)]
     if sizes and all(size == sizes[0] for size in sizes):
         return sizes[0]
     length = _length_of_lists(batch, dim)
@@ -144,12 +142,13 @@ def count_samples(batch: Any, dim: int = 0) -> int:
     )
 
 
-def _has(tensor: Tensor, dim: int) -> bool:
+def has_dim(tensor: Tensor, dim: int) -> bool:
+    """Whether `tensor` has a dimension `dim`."""
     return -tensor.dim() <= dim < tensor.dim()
 
 
 def _tensor_samples(tensor: Tensor, dim: int) -> int:
-    if _has(tensor, dim):
+    if has_dim(tensor, dim):
         return tensor.size(dim)
     raise BatchError(
         f"a tensor of shape {tuple(tensor.shape)} has no dimension {dim} to cut", fix="give the batch that dimension"
@@ -162,7 +161,7 @@ def _length_of_lists(batch: Any, dim: int) -> int | None:
         return len(batch)
     fields = list(_fields(batch))
     lists = [field for field in fields if isinstance(field, list) and field]
-    tensors = [field for field in fields if isinstance(field, Tensor) and _has(field, dim)]
+    tensors = [field for field in fields if isinstance(field, Tensor) and has_dim(field, dim)]
     lengths = {len(field) for field in lists} | {tensor.size(dim) for tensor in tensors}
     return lengths.pop() if lists and len(lengths) == 1 else None
 
@@ -214,7 +213,7 @@ def take_shard(batch: Any, sizes: Sequence[int], position: int, dim: int, take: 
 
 def _part(value: Any, total: int, start: int, size: int, dim: int, take: Take) -> Any:
     if isinstance(value, Tensor):
-        return take(value, start if _has(value, dim) and value.size(dim) == total else None, size)
+        return take(value, start if has_dim(value, dim) and value.size(dim) == total else None, size)
     if isinstance(value, np.ndarray):
         cut_here = value.ndim > dim and value.shape[dim] == total
         return np.take(value, range(start, start + size), axis=dim) if cut_here else value
@@ -224,185 +223,23 @@ def _part(value: Any, total: int, start: int, size: int, dim: int, take: Take) -
     if type(value) is tuple and len(value) == total and all(isinstance(item, str | bytes) for item in value):
         # How PyTorch's collate function hands over a column of strings.
         return value[start : start + size]
-    if _is_list_of_samples(value, total, dim):
+    if is_list_of_samples(value, total, dim):
         return [map_tensors(lambda tensor: take(tensor, None, size), item) for item in value[start : start + size]]
     return rebuild(value, [_part(part, total, start, size, dim, take) for _, part in parts])
 
 
-def _is_list_of_samples(value: Any, total: int, dim: int) -> bool:
+def is_list_of_samples(value: Any, total: int, dim: int) -> bool:
+    """Whether `value` is a list with one item for each of `total` samples, not a list of fields."""
     if not isinstance(value, list) or len(value) != total:
         return False
     tensors = list(tensors_in(value))
-    return not tensors or not all(_has(tensor, dim) and tensor.size(dim) == total for tensor in tensors)
-
-
-@dataclasses.dataclass(frozen=True)
-class Concatenated:
-    """Parts laid end to end on `dim`."""
-
-    dim: int
-    lengths: tuple[int, ...]
-
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """The whole, on the device of `parts`."""
-        return torch.cat(list(parts), self.dim)
-
-    def gradient(self, whole: Tensor, index: int) -> Tensor:
-        """The gradient of part `index`, given that of the whole."""
-        return whole.narrow(self.dim, sum(self.lengths[:index]), self.lengths[index])
-
-
-@dataclasses.dataclass(frozen=True)
-class Weighted:
-    """Parts added with weights: means over samples, or counts (weights 1)."""
-
-    weights: tuple[float, ...]
-
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """The weighted sum, on the device of `parts`."""
-        total = parts[0] if self.weights[0] == 1 else parts[0] * self.weights[0]
-        for part, weight in zip(parts[1:], self.weights[1:], strict=True):
-            total = total + (part if weight == 1 else part * weight)
-        return total if total is not parts[0] else total.clone()
-
-    def gradient(self, whole: Tensor, index: int) -> Tensor:
-        """The gradient of part `index`, given that of the whole."""
-        return whole * self.weights[index]
-
-
-Join = Concatenated | Weighted
-
-
-def plan_join(parts: Sequence[Tensor], samples: Sequence[int], dim: int, name: str) -> Join:
-    """Decide how one output tensor of several cards becomes one.
-
-    Args:
-        parts: the output of each card that had samples.
-        samples: how many samples each of those cards had.
-        dim: the dimension that counts samples.
-        name: where in the output it is, for the error.
-
-    Raises:
-        BatchError: the shapes follow no rule that keeps the meaning.
-    """
-    first = parts[0]
-    if any(part.dim() != first.dim() for part in parts):
-        raise _unjoinable(parts, name)
-    if first.dim() == 0:
-        total = sum(samples)
-        counts = not (first.is_floating_point() or first.is_complex())
-        return Weighted(tuple(1.0 if counts else size / total for size in samples))
-    for axis in (dim, *(axis for axis in range(first.dim()) if axis != dim)):
-        if _has(first, axis) and all(part.size(axis) == size for part, size in zip(parts, samples, strict=True)):
-            return Concatenated(axis, tuple(samples))
-    if _has(first, dim) and _same_multiple(parts, samples, dim):
-        return Concatenated(dim, tuple(part.size(dim) for part in parts))
-    if all(part.shape == first.shape for part in parts) and (first.is_floating_point() or first.is_complex()):
-        return Weighted(tuple(size / sum(samples) for size in samples))
-    raise _unjoinable(parts, name)
-
-
-def _same_multiple(parts: Sequence[Tensor], samples: Sequence[int], dim: int) -> bool:
-    """Whether each part has the same whole number of rows a sample (a batch flattened with time, say)."""
-    rows = parts[0].size(dim)
-    each = rows // samples[0]
-    return rows == each * samples[0] and all(
-        part.size(dim) == each * size for part, size in zip(parts, samples, strict=True)
-    )
-
-
-def _unjoinable(parts: Sequence[Tensor], name: str) -> BatchError:
-    shapes = ", ".join(str(tuple(part.shape)) for part in parts)
-    return BatchError(
-        f"output {name} has shapes {shapes} on the cards, which don't follow their numbers of samples",
-        fix="return it with the batch as its first dimension, or compute the loss inside forward and return that",
-    )
-
-
-LeafJoin = Callable[[str, list[tuple[int, Tensor]]], Any]
-"""Joins one leaf: its name, and the ``(index of the card, tensor)`` pairs it is made of."""
+    return not tensors or not all(has_dim(tensor, dim) and tensor.size(dim) == total for tensor in tensors)
 
 
 def holds_list_of_samples(value: Any, total: int, dim: int) -> bool:
     """Whether a batch of `total` samples is, or has in it, a list with one item a sample."""
     if isinstance(value, Tensor):
         return False
-    if _is_list_of_samples(value, total, dim):
+    if is_list_of_samples(value, total, dim):
         return True
     return any(holds_list_of_samples(part, total, dim) for _, part in children(value) or ())
-
-
-def join_values(
-    values: Sequence[Any], samples: Sequence[int], dim: int, join_leaf: LeafJoin, *, listed: bool = False
-) -> Any:
-    """Join nestings of equal shape leaf by leaf.
-
-    Args:
-        values: one nesting from each card that had samples, the primary's first.
-        samples: how many samples each of those cards had.
-        dim: the dimension that counts samples.
-        join_leaf: called for every tensor leaf, in order.
-        listed: whether the batch came as lists of samples, so that lists as long as the shards are such lists.
-
-    Raises:
-        BatchError: the nestings differ in structure.
-    """
-    return _Joiner(tuple(samples), dim, join_leaf, listed).join(list(values), "")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Joiner:
-    samples: tuple[int, ...]
-    dim: int
-    join_leaf: LeafJoin
-    listed: bool
-
-    def join(self, values: list[Any], path: str) -> Any:
-        first = values[0]
-        if isinstance(first, Tensor):
-            if all(isinstance(value, Tensor) for value in values):
-                return self.join_leaf(path or "0", list(enumerate(values)))
-            raise _different(values, path)
-        parts = children(first)
-        if parts is None:
-            return self._join_plain(values)
-        if any(type(value) is not type(first) for value in values):
-            raise _different(values, path)
-        if self._are_lists_of_samples(values):
-            return [self._take(item, card, path) for card, value in enumerate(values) for item in value]
-        columns = [children(value) or [] for value in values]
-        names = [name for name, _ in parts]
-        if any([name for name, _ in column] != names for column in columns):
-            raise _different(values, path)
-        joined = [
-            self.join([column[index][1] for column in columns], f"{path}[{name}]") for index, name in enumerate(names)
-        ]
-        return rebuild(first, joined)
-
-    def _are_lists_of_samples(self, values: Sequence[Any]) -> bool:
-        """Whether these are plain lists with one item a sample, not fields with one row a sample."""
-        if not all(isinstance(value, list) for value in values):
-            return False
-        lengths = tuple(len(value) for value in values)
-        if lengths == self.samples and (self.listed or len(set(lengths)) > 1):
-            return True
-        return all(_is_list_of_samples(value, size, self.dim) for value, size in zip(values, self.samples, strict=True))
-
-    def _take(self, item: Any, card: int, path: str) -> Any:
-        """One sample's output, from the only card that has it."""
-        return map_tensors(lambda tensor: self.join_leaf(path, [(card, tensor)]), item)
-
-    def _join_plain(self, values: Sequence[Any]) -> Any:
-        """Numbers with a fraction become their mean over samples; of anything else the primary's is kept."""
-        if all(type(value) is float for value in values) and any(value != values[0] for value in values):
-            total = sum(self.samples)
-            return sum(value * size / total for value, size in zip(values, self.samples, strict=True))
-        return values[0]
-
-
-def _different(values: Sequence[Any], path: str) -> BatchError:
-    kinds = ", ".join(type(value).__name__ for value in values)
-    return BatchError(
-        f"output {path or '0'} differs in structure between the cards ({kinds})",
-        fix="return the same structure whatever the shard holds",
-    )

@@ -26,19 +26,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from manycard.engine.batch import (
-    Join,
-    holds_list_of_samples,
-    join_values,
-    map_tensors,
-    plan_join,
-    take_shard,
-    tensors_in,
-)
+from manycard.engine.batch import map_tensors, tensors_in
 from manycard.engine.context import ThreadContext
 from manycard.engine.engine import Engine
 from manycard.engine.gradient_sum import GradientSum
 from manycard.engine.graph_check import GraphCheck
+from manycard.engine.joining import Join, join_values
+from manycard.engine.layout import Layout, Piece
 from manycard.engine.sync_batchnorm import SyncedBatchNorm
 from manycard.errors import ModelError
 
@@ -71,8 +65,8 @@ class _Leaf:
 class _Shard:
     """One card's side of the call."""
 
-    inputs: list[tuple[int, int | None, Tensor]] = field(default_factory=list)
-    """Of each tensor that requires a gradient: index among those of the whole, first row, and the card's leaf."""
+    inputs: list[tuple[int, Piece | None, Tensor]] = field(default_factory=list)
+    """Of each tensor that requires a gradient: index among those of the whole, which part, and the card's leaf."""
 
 
 class SpreadCall:
@@ -83,7 +77,7 @@ class SpreadCall:
         args: positional arguments of the call.
         kwargs: keyword arguments of the call.
         sizes: samples of each card; at least two cards have some.
-        dim: the dimension that counts samples.
+        layout: where the samples are in inputs and outputs.
         output: position of the card on which outputs are joined.
         check: remembers which graphs have been looked at.
     """
@@ -94,14 +88,14 @@ class SpreadCall:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         sizes: Sequence[int],
-        dim: int,
+        layout: Layout,
         output: int,
         check: GraphCheck,
     ) -> None:
         self._engine = engine
         self._batch = (args, kwargs)
         self._sizes = list(sizes)
-        self._dim = dim
+        self._layout = layout
         self._output = output
         self._check = check
         self._active = [position for position, size in enumerate(sizes) if size]
@@ -136,26 +130,26 @@ class SpreadCall:
         """Run one card's replica on its shard, without a graph."""
         device = self._engine.cards[position].device
 
-        def take(tensor: Tensor, start: int | None, size: int) -> Tensor:
-            part = tensor if start is None else tensor.narrow(self._dim, start, size)
+        def take(tensor: Tensor, piece: Piece | None) -> Tensor:
+            part = tensor if piece is None else piece.of(tensor)
             return part.to(device, non_blocking=True)
 
-        args, kwargs = take_shard(self._batch, self._sizes, position, self._dim, take)
+        args, kwargs = self._layout.take_shard(self._batch, self._sizes, position, take)
         return self._engine.replicas.modules[position](*args, **kwargs)
 
     def _forward_with_graph(self, position: int) -> Any:
         """Run one card's replica on its shard, building the card's own graph from detached leaves."""
         device, shard = self._engine.cards[position].device, self._shards[position]
 
-        def take(tensor: Tensor, start: int | None, size: int) -> Tensor:
-            part = tensor.detach() if start is None else tensor.detach().narrow(self._dim, start, size)
+        def take(tensor: Tensor, piece: Piece | None) -> Tensor:
+            part = tensor.detach() if piece is None else piece.of(tensor.detach())
             part = part.to(device, non_blocking=True)
             if tensor.requires_grad:
-                shard.inputs.append((self._index[id(tensor)], start, part.requires_grad_()))
+                shard.inputs.append((self._index[id(tensor)], piece, part.requires_grad_()))
             return part
 
         with torch.enable_grad():
-            args, kwargs = take_shard(self._batch, self._sizes, position, self._dim, take)
+            args, kwargs = self._layout.take_shard(self._batch, self._sizes, position, take)
             nodes = torch._C._autograd._get_sequence_nr()
             value = self._engine.replicas.modules[position](*args, **kwargs)
             self._check.look(position, device, torch._C._autograd._get_sequence_nr() - nodes, value)
@@ -184,13 +178,14 @@ class SpreadCall:
 
         def join_leaf(name: str, pairs: list[tuple[int, Tensor]]) -> Tensor:
             parts = tuple(tensor for _, tensor in pairs)
-            join = plan_join(parts, sizes, self._dim, name) if len(pairs) == len(sizes) else None
+            leaf = len(self._leaves)
+            join = self._layout.plan_join(leaf, parts, sizes, name) if len(pairs) == len(sizes) else None
             self._leaves.append(_Leaf(tuple(self._active[index] for index, _ in pairs), parts, join))
             return self._leaves[-1].joined(device)
 
         chosen = [values[position] for position in self._active]
-        listed = holds_list_of_samples(self._batch, sum(self._sizes), self._dim)
-        return join_values(chosen, sizes, self._dim, join_leaf, listed=listed)
+        listed = self._layout.lists_samples(self._batch, sum(self._sizes))
+        return join_values(chosen, sizes, self._layout.dim, join_leaf, listed=listed)
 
     # ---- backward ------------------------------------------------------------------------------------------
 
@@ -210,7 +205,7 @@ class SpreadCall:
 
     def _backward_shard(
         self, position: int, gradients: Sequence[Tensor | None], keep: bool, total: GradientSum
-    ) -> list[tuple[int, int | None, Tensor | None]]:
+    ) -> list[tuple[int, Piece | None, Tensor | None]]:
         """Run one card's backward pass; gives its parts of the input gradients."""
         device = self._engine.cards[position].device
         roots, of_roots = [], []
@@ -236,8 +231,8 @@ class SpreadCall:
         count = len(self._parameters[position])
         total.collect(position, gradients_found[:count])
         return [
-            (index, start, gradient)
-            for (index, start, _), gradient in zip(inputs, gradients_found[count:], strict=True)
+            (index, piece, gradient)
+            for (index, piece, _), gradient in zip(inputs, gradients_found[count:], strict=True)
         ]
 
     def _parts_of(
@@ -262,15 +257,14 @@ class SpreadCall:
         """Join the cards' parts of one whole input's gradient."""
         whole = self._whole[index]
         total: Tensor | None = None
-        for piece in pieces:
-            for of, start, gradient in piece or ():
+        for of_card in pieces:
+            for of, piece, gradient in of_card or ():
                 if of != index or gradient is None:
                     continue
                 gradient = gradient.to(whole.device, non_blocking=True)
                 if total is None:
                     total = torch.zeros_like(whole)
-                target = total if start is None else total.narrow(self._dim, start, gradient.size(self._dim))
-                target.add_(gradient)
+                (total if piece is None else piece.of(total)).add_(gradient)
         return total
 
     def _release(self) -> None:
@@ -282,9 +276,7 @@ class SpreadCall:
 
     # ---- backward of backward ------------------------------------------------------------------------------
 
-    def backward_with_graph(
-        self, saved: Sequence[Tensor], gradients: Sequence[Tensor | None]
-    ) -> list[Tensor | None]:
+    def backward_with_graph(self, saved: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """As `backward`, on a graph of its own, so that the result can be differentiated again."""
         if any(isinstance(part, SyncedBatchNorm) for part in self._engine.replicas.module.modules()):
             raise ModelError(
@@ -317,10 +309,9 @@ class SpreadCall:
         device, module = self._engine.cards[position].device, self._engine.replicas.modules[position]
         inputs = {id(tensor): wholes[index] for index, tensor in enumerate(self._whole)}
 
-        def take(tensor: Tensor, start: int | None, size: int) -> Tensor:
+        def take(tensor: Tensor, piece: Piece | None) -> Tensor:
             tensor = inputs.get(id(tensor), tensor)
-            part = tensor if start is None else tensor.narrow(self._dim, start, size)
-            return part.to(device)
+            return (tensor if piece is None else piece.of(tensor)).to(device)
 
         chosen = {id(parameter) for parameter in self._parameters[position]}
         names = [name for name, parameter in module.named_parameters() if id(parameter) in chosen]
@@ -330,7 +321,7 @@ class SpreadCall:
         self._engine.generators.enter(position)
         try:
             with self.context.entered(device), torch.enable_grad():
-                args, kwargs = take_shard(self._batch, self._sizes, position, self._dim, take)
+                args, kwargs = self._layout.take_shard(self._batch, self._sizes, position, take)
                 value = functional_call(module, {**swapped, **buffers}, args, kwargs)
         finally:
             self._engine.generators.leave(position)

@@ -22,11 +22,11 @@ import torch
 from torch import nn
 
 from manycard.cards import Card, choose_cards
-from manycard.engine.batch import count_samples, move, tensors_in
-from manycard.engine.boundary import SpreadCall
+from manycard.engine.batch import move, tensors_in
 from manycard.engine.engine import Engine
-from manycard.engine.graph_check import GraphCheck
+from manycard.engine.layout import OnDimension
 from manycard.engine.sizes import shard_sizes
+from manycard.engine.spreader import Spreader
 from manycard.engine.threads import current_place
 from manycard.errors import CardsError, ModelError, SettingError
 
@@ -78,14 +78,13 @@ class DataParallel(nn.DataParallel[nn.Module]):
         self._output = _output_position(output_device, self.cards)
         self._output_rule = output_device if isinstance(output_device, str) else None
         self._calls = 0
-        self._engine: Engine | None = Engine(self.module, self.cards)
-        self._check = GraphCheck()
+        self._spreader: Spreader | None = Spreader(self.module, self.cards)
 
     @property
     def engine(self) -> Engine:
         """The engine that spreads the calls."""
-        assert self._engine is not None, "a copy inside a replica has no engine"
-        return self._engine
+        assert self._spreader is not None, "a copy inside a replica has no engine"
+        return self._spreader.engine
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module on all cards with the batch cut between them; gives the joined output."""
@@ -94,34 +93,21 @@ class DataParallel(nn.DataParallel[nn.Module]):
         return spread(args, kwargs)
 
     def _spread(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._engine is None or current_place() is not None:
+        if self._spreader is None or current_place() is not None:
             return self.module(*args, **kwargs)
         sizes = self._sizes((args, kwargs))
         if sum(map(bool, sizes)) < 2:
             args, kwargs = move((args, kwargs), self.cards[0].device)
             return move(self.module(*args, **kwargs), self.cards[self._output_card()].device)
-        with self._engine.lock:
-            return self._spread_over(self._engine, args, kwargs, sizes)
-
-    def _spread_over(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: list[int]) -> Any:
-        replicas = engine.replicas
-        engine.threads.finish()
-        engine.initialise_lazy(lambda: self.module(*move(args, engine.device), **move(kwargs, engine.device)))
-        generation = replicas.generation
-        replicas.follow()
-        replicas.send_parameters()
-        replicas.send_buffers(statistics=False)
-        if replicas.generation != generation:
-            self._check = GraphCheck()
-        value = SpreadCall(engine, args, kwargs, sizes, self.dim, self._output_card(), self._check).run()
-        replicas.absorb()
-        self._calls += 1
+        with self._spreader.engine.lock:
+            value = self._spreader.call(args, kwargs, sizes, OnDimension(self.dim), self._output_card())
+            self._calls += 1
         return value
 
     def _sizes(self, batch: Any) -> list[int]:
         if next(tensors_in(batch), None) is None:
             return [1]
-        return shard_sizes(count_samples(batch, self.dim), len(self.cards))
+        return shard_sizes(OnDimension(self.dim).count(batch), len(self.cards))
 
     def _output_card(self) -> int:
         if self._output_rule == "rotate":
@@ -159,12 +145,11 @@ class DataParallel(nn.DataParallel[nn.Module]):
     # ---- copies and pickles --------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_engine", "_check")}
+        return {key: value for key, value in self.__dict__.items() if key != "_spreader"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._engine = Engine(self.module, self.cards)
-        self._check = GraphCheck()
+        self._spreader = Spreader(self.module, self.cards)
 
 
 # A compiled script must not look into a call that spans threads. This is the mark that torch.compiler.disable leaves;

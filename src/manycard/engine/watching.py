@@ -75,9 +75,7 @@ class _Seen:
             return True
         if list(self.module.__dict__["_buffers"]) != self.buffers:
             return True
-        return any(
-            list(map(id, table.values())) != ids or list(table) != names for table, names, ids in self.tables
-        )
+        return any(list(map(id, table.values())) != ids or list(table) != names for table, names, ids in self.tables)
 
     def attributes_changed(self) -> bool:
         state = self.module.__dict__
