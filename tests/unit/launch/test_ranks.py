@@ -36,6 +36,40 @@ def _failure(place: Playground, *argv: str, ranks: int = 2) -> RankFailed:
     return caught.value
 
 
+def test_a_rank_ends_as_python_does(place: Playground) -> None:
+    script = place.write(
+        "ends.py",
+        """
+        import atexit, os, sys, threading, time, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        model(torch.ones(1, 2)).sum().backward()
+        notes = open(f"notes{rank}.txt", "w")
+        notes.write("not flushed ")
+
+        def later():
+            time.sleep(0.5)
+            notes.write("by a thread ")
+
+        threading.Thread(target=later).start()
+        atexit.register(notes.write, "at exit")
+
+        class Held:
+            def __del__(self):
+                with open(f"deleted{rank}.txt", "w") as file:
+                    file.write(os.path.basename(__file__))
+
+        held = Held()
+        dist.all_reduce(torch.ones(2))
+        """,
+    )
+    launch_script([script], _cards(2))
+    for rank in range(2):
+        assert Path(f"notes{rank}.txt").read_text() == "not flushed by a thread at exit"
+        assert Path(f"deleted{rank}.txt").read_text() == "ends.py"
+
+
 def test_ranks_form_a_group_and_see_what_python_shows(
     place: Playground, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
