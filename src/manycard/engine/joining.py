@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,44 +19,72 @@ from torch import Tensor
 from manycard.engine.batch import children, has_dim, is_list_of_samples, map_tensors, rebuild
 from manycard.errors import BatchError
 
-__all__ = ["Concatenated", "Join", "Weighted", "join_values", "plan_join"]
+__all__ = ["Concatenated", "Interleaved", "Join", "Weighted", "join_values", "plan_join"]
+
+
+class Join(ABC):
+    """How the cards' parts of one output tensor become one."""
+
+    @abstractmethod
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """The whole, on the device of `parts`."""
+
+    @abstractmethod
+    def gradient(self, whole: Tensor, index: int) -> Tensor:
+        """The gradient of part `index`, given that of the whole."""
 
 
 @dataclass(frozen=True)
-class Concatenated:
+class Concatenated(Join):
     """Parts laid end to end on `dim`."""
 
     dim: int
     lengths: tuple[int, ...]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """The whole, on the device of `parts`."""
         return torch.cat(list(parts), self.dim)
 
     def gradient(self, whole: Tensor, index: int) -> Tensor:
-        """The gradient of part `index`, given that of the whole."""
         return whole.narrow(self.dim, sum(self.lengths[:index]), self.lengths[index])
 
 
 @dataclass(frozen=True)
-class Weighted:
+class Weighted(Join):
     """Parts added with weights: means over samples, or counts (weights 1)."""
 
     weights: tuple[float, ...]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """The weighted sum, on the device of `parts`."""
         total = parts[0] if self.weights[0] == 1 else parts[0] * self.weights[0]
         for part, weight in zip(parts[1:], self.weights[1:], strict=True):
             total = total + (part if weight == 1 else part * weight)
         return total if total is not parts[0] else total.clone()
 
     def gradient(self, whole: Tensor, index: int) -> Tensor:
-        """The gradient of part `index`, given that of the whole."""
         return whole * self.weights[index]
 
 
-Join = Concatenated | Weighted
+@dataclass(frozen=True)
+class Interleaved(Join):
+    """Parts whose rows are (time, sample) flattened, time first: joined on the samples within each time step."""
+
+    dim: int
+    times: int
+    samples: tuple[int, ...]
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        apart = [_apart(part, self.dim, self.times, size) for part, size in zip(parts, self.samples, strict=True)]
+        return torch.cat(apart, self.dim + 1).flatten(self.dim, self.dim + 1)
+
+    def gradient(self, whole: Tensor, index: int) -> Tensor:
+        apart = _apart(whole, self.dim, self.times, sum(self.samples))
+        own = apart.narrow(self.dim + 1, sum(self.samples[:index]), self.samples[index])
+        return own.flatten(self.dim, self.dim + 1)
+
+
+def _apart(rows: Tensor, dim: int, times: int, samples: int) -> Tensor:
+    """Rows of (time, sample) on two dimensions of their own."""
+    return rows.reshape(*rows.shape[:dim], times, samples, *rows.shape[dim + 1 :])
 
 
 def plan_join(parts: Sequence[Tensor], samples: Sequence[int], dim: int, name: str) -> Join:

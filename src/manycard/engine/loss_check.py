@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from manycard.engine.batch import count_samples, cut
 from manycard.engine.copying import ModuleCopier
 from manycard.engine.loss import read_loss
+from manycard.engine.settling import settle
 from manycard.errors import LossError
 from manycard.precision import Precision
 
@@ -42,16 +41,7 @@ def check_mean_loss(
     """
     samples = count_samples(batch)
     scratch = ModuleCopier(module, device, share_parameters=True).replica
-    for part in scratch.modules():
-        if isinstance(part, _BatchNorm | _DropoutNd):
-            part.training = False
-            if isinstance(part, _BatchNorm) and part.running_mean is None:
-                # Without running statistics it would use the batch's in evaluation mode too.
-                dtype = next((parameter.dtype for parameter in part.parameters()), None)
-                part.running_mean = torch.zeros(part.num_features, device=device, dtype=dtype)
-                part.running_var = torch.ones(part.num_features, device=device, dtype=dtype)
-        elif isinstance(getattr(part, "dropout", None), float) and isinstance(part, nn.RNNBase | nn.MultiheadAttention):
-            part.dropout = 0.0
+    settle(scratch)
     while samples >= 2:
         try:
             _compare(loss_fn, scratch, cut(batch, [samples, count_samples(batch) - samples])[0], samples, precision)

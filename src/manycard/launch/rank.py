@@ -8,9 +8,9 @@ Behaviour, in this order:
        LOCAL_RANK, MASTER_ADDR and MASTER_PORT are in its environment, and no argument is added.
     4. A failure is written to FOLDER, for the launcher to print the first one of all ranks; this process prints
        nothing. The exit status is the script's own.
-    5. What Python does at exit is done: threads are waited for, exit handlers run, what the script holds is
-       let go, files are flushed. The interpreter itself is not taken down: a gloo thread that lets go of a tensor meanwhile would abort the process (seen with
-       torch 2.14), and a run that had ended well would count as failed.
+    5. What Python does at exit is done: threads are waited for, exit handlers run, files are flushed, what the script
+       holds is let go. The interpreter itself is not taken down: a gloo thread that lets go of a tensor meanwhile
+       would abort the process (seen with torch 2.14), and a run that had ended well would count as failed.
     6. When the script ends well in several ranks that never joined in a process group, rank 0 says so: each of them
        has then done all of the work by itself.
 
@@ -132,21 +132,23 @@ def _main(folder: str, launcher: str, devices: str, *argv: str) -> int:
 
 def _leave(status: int) -> NoReturn:
     """End this process as Python would, up to the point where it takes the interpreter down."""
-    threading._shutdown()
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    _flush()  # first: a file that is collected together with what refers to it may lose what it has not written
     for name in ("__main__", "__mp_main__"):
         sys.modules.pop(name, None)
     gc.collect()  # what the script's names hold is finalized, with everything still in place
+    _flush()
+    os._exit(status)
+
+
+def _flush() -> None:
+    """Flush every file that is open in this process."""
     for file in gc.get_objects():
-        # What the script has not closed would be written when it is collected. Asked by type: an object's own
-        # answer may run anything.
+        # By type: what an object itself says it is may run anything.
         if issubclass(type(file), io.IOBase.__base__ or io.IOBase):
             with contextlib.suppress(Exception):
                 file.flush()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(status)
 
 
 if __name__ == "__main__":
