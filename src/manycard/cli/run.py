@@ -1,6 +1,8 @@
 """``manycard run``: run a script on the cards.
 
 Behaviour:
+    * A script that doesn't use manycard is spread by it (`manycard.script`): every outermost call of a module that it
+      trains is cut over the cards and joined. A last line says what was spread.
     * The script runs in this process, exactly as under ``python``, unless its strategy has one process a card: then
       ranks are started and it runs in each. A script that asks for such a strategy by itself is run in place until
       it says so (`NeedsRanks`); what it had done to this process is dropped by starting this command afresh, with
@@ -22,8 +24,8 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -35,6 +37,7 @@ from manycard.cli.options import CardsOption, JsonOption, PrecisionOption, print
 from manycard.errors import NeedsRanks, RankFailed, StrategyError
 from manycard.launch import Script, cards_setting, exit_status, launch_script, own_traceback
 from manycard.precision import make_precision
+from manycard.script import Interception, ModuleReport, ScriptSpreading, SpreadSettings
 from manycard.strategies import STRATEGIES
 
 __all__ = ["run"]
@@ -49,6 +52,9 @@ class _Request:
     cards: str | None
     precision: str | None
     as_json: bool
+    sync_batchnorm: bool = False
+    compile: bool = False
+    channels_last: bool = False
 
     def __post_init__(self) -> None:
         self.script.check()
@@ -66,8 +72,14 @@ class _Request:
     def words(self, strategy: str, cards: str) -> list[str]:
         """The command line that asks for the same with `strategy` and `cards`."""
         precision = ["--precision", self.precision] if self.precision else []
-        as_json = ["--json"] if self.as_json else []
-        return ["run", "--strategy", strategy, "--cards", cards, *precision, *as_json, *self.script.argv]
+        switches = {
+            "--json": self.as_json,
+            "--sync-batchnorm": self.sync_batchnorm,
+            "--compile": self.compile,
+            "--channels-last": self.channels_last,
+        }
+        given = [name for name, on in switches.items() if on]
+        return ["run", "--strategy", strategy, "--cards", cards, *precision, *given, *self.script.argv]
 
     def environment(self) -> dict[str, str]:
         """What `Parallel` reads, besides the cards."""
@@ -83,6 +95,8 @@ class _Outcome:
     failed: RankFailed | None = None
     asks_for: tuple[str, str] | None = None
     """The strategy with ranks and the cards that the script asked for, in place; it is to be run in ranks."""
+    spread: tuple[ModuleReport, ...] = ()
+    """What became of the trained modules of a script that doesn't use manycard."""
 
 
 def run(
@@ -106,20 +120,42 @@ def run(
     ] = None,
     cards: CardsOption = None,
     precision: PrecisionOption = None,
+    sync_batchnorm: Annotated[
+        bool, typer.Option("--sync-batchnorm", help="BatchNorm statistics over the whole batch, not each card's part.")
+    ] = False,
+    compile_module: Annotated[bool, typer.Option("--compile", help="Compile each card's module.")] = False,
+    channels_last: Annotated[
+        bool, typer.Option("--channels-last", help="Keep images and convolutions in channels-last memory format.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Run a script on all the cards.
+    """Run a script on all the cards: one that uses manycard, or one written for a single card.
 
     The script runs as it does under python: same arguments, same imports, same exit status. Options of manycard
     come before SCRIPT; everything after it belongs to the script.
 
+    A script that doesn't use manycard runs once, and each call of a module that it trains is spread over the cards.
+    The first calls are compared with one card; what can't be spread stays on one, and is said. --sync-batchnorm,
+    --compile and --channels-last are for such scripts.
+
     \b
     Examples:
       manycard run train.py --epochs 3
+      manycard run --cards cpu:2 plain_single_card_script.py
+      manycard run --precision bf16 --channels-last train_resnet.py
       manycard run --strategy ddp --cards 0,2 train.py
       manycard run --cards cpu:2 --precision fp32 -m project.train --lr 0.1
     """
-    request = _Request(Script(script, tuple(arguments or ()), module), strategy, cards, precision, as_json)
+    request = _Request(
+        Script(script, tuple(arguments or ()), module),
+        strategy,
+        cards,
+        precision,
+        as_json,
+        sync_batchnorm,
+        compile_module,
+        channels_last,
+    )
     start = time.monotonic()
     folder, environment = os.getcwd(), dict(os.environ)
     chosen = _choose(cards or "all") if cards or request.has_ranks else ()
@@ -153,7 +189,12 @@ def _in_place(request: _Request, cards: Sequence[Card]) -> _Outcome:
     os.environ.update(request.environment())
     if cards:
         os.environ["MANYCARD_CARDS"] = cards_setting(cards)
-    with _noticing(manycard.Parallel, manycard.DataParallel) as made:
+    spreading = ScriptSpreading(_spread_settings(request, cards))
+    with (
+        Interception(spreading) as calls,
+        _noticing(manycard.Parallel, manycard.DataParallel, then=calls.stop) as made,
+    ):
+        calls.active = request.strategy in (None, "dp")
         try:
             request.script.run()
         except SystemExit as exit_request:
@@ -170,8 +211,19 @@ def _in_place(request: _Request, cards: Sequence[Card]) -> _Outcome:
             sys.excepthook(type(error), error, error.__traceback__)
             return _Outcome(1)
     if not made:
-        say(f"ran on one card: {request.script.name} doesn't use manycard (no mc.Parallel, no mc.DataParallel)")
-    return _Outcome(0)
+        say(spreading.describe() if calls.active else f"ran on one card: {request.script.name} doesn't use manycard")
+    return _Outcome(0, spread=() if made else tuple(spreading.reports))
+
+
+def _spread_settings(request: _Request, cards: Sequence[Card]) -> SpreadSettings:
+    precision = make_precision(request.precision or "default")
+    return SpreadSettings(
+        choose=lambda: cards or _choose("all"),
+        sync_batchnorm=request.sync_batchnorm,
+        autocast=None if request.precision in (None, "default") else precision.autocast,
+        compile=request.compile,
+        channels_last=request.channels_last,
+    )
 
 
 def _asked_for(made: inspect.BoundArguments) -> tuple[str, str]:
@@ -183,8 +235,8 @@ def _asked_for(made: inspect.BoundArguments) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def _noticing(*kinds: type[Any]) -> Iterator[list[inspect.BoundArguments]]:
-    """Note with which arguments `kinds` are made meanwhile."""
+def _noticing(*kinds: type[Any], then: Callable[[], None]) -> Iterator[list[inspect.BoundArguments]]:
+    """Note with which arguments `kinds` are made meanwhile, and call `then` whenever one is."""
     made: list[inspect.BoundArguments] = []
     originals = {kind: kind.__init__ for kind in kinds}
 
@@ -195,6 +247,7 @@ def _noticing(*kinds: type[Any]) -> Iterator[list[inspect.BoundArguments]]:
                 made.append(inspect.signature(original).bind(*args, **settings))
                 made[-1].apply_defaults()
                 del made[-1].arguments["self"]  # so that nothing is kept alive
+            then()
             original(*args, **settings)
 
         return note_and_make
@@ -248,6 +301,7 @@ def _document(request: _Request, cards: Sequence[Card], outcome: _Outcome, secon
         "ranks": len(cards) if request.has_ranks else None,
         "status": outcome.status,
         "seconds": round(seconds, 3),
+        "spread": [asdict(report) for report in outcome.spread],
         "failed_rank": failed.rank if failed else None,
         "error": str(failed) if failed else None,
         "traceback": failed.trace if failed else None,

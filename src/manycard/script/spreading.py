@@ -1,0 +1,328 @@
+"""Spreading an unmodified script's training over the cards of the machine.
+
+The script runs once, in this process. Every outermost call of a module that it trains is cut over the cards and
+joined, on the drop-in's engine; the script sees whole batches and whole outputs everywhere else.
+
+Behaviour:
+    * The first call of a module, and of every new kind of call (other structure, dtypes, mode), is compared with one
+      card (`manycard.script.check`); what can't be cut stays on one card, said once, with the reason.
+    * Later calls are compared again, after 2, 4, 8, ... of them: what a batch holds (padding, lengths) may decide
+      whether cutting changes the result. A module found different from then on stays on one card.
+    * Calls with fewer than two samples run on one card.
+    * A script that uses manycard itself is left alone from then on.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manycard.cards.card import Card
+from manycard.engine.batch import children, map_tensors, tensors_in
+from manycard.engine.sizes import shard_sizes
+from manycard.engine.spreader import Spreader
+from manycard.engine.sync_batchnorm import convert_batchnorm
+from manycard.errors import BatchError
+from manycard.script.check import Verdict, batchnorm_in_training, find_layout
+
+__all__ = ["ModuleReport", "ScriptSpreading", "SpreadSettings"]
+
+_MOST_KINDS = 16
+"""Kinds of calls of one module that are looked at before the rest runs on one card."""
+
+
+@dataclass(frozen=True)
+class SpreadSettings:
+    """How an unmodified script is spread."""
+
+    choose: Callable[[], Sequence[Card]]
+    """Gives the cards, the primary first; called when the first trained module is."""
+    sync_batchnorm: bool = False
+    """BatchNorm statistics over the whole batch; a small exchange a layer, forward and backward."""
+    autocast: Callable[[torch.device], AbstractContextManager[object]] | None = None
+    """The context of each outermost call; its outputs come back as fp32."""
+    compile: bool = False
+    """Compile each card's module."""
+    channels_last: bool = False
+    """Keep convolutions' weights and 4-dimensional inputs in channels-last memory format."""
+
+
+@dataclass
+class ModuleReport:
+    """What became of one module's calls."""
+
+    name: str
+    """Its class."""
+    spread: int = 0
+    """Calls that were spread."""
+    whole: int = 0
+    """Calls that ran on one card."""
+    samples: int = 0
+    """Samples of the calls that were spread."""
+    seconds: float = 0.0
+    """From the first spread call to the last."""
+    reasons: list[str] = field(default_factory=list)
+    """Why calls ran on one card, each once."""
+    differs: list[str] = field(default_factory=list)
+    """Why its numbers can't be those of one card, each once."""
+
+
+class ScriptSpreading:
+    """Handles a script's outermost calls (a `manycard.script.calls.Handler`).
+
+    Args:
+        settings: the cards, and how.
+    """
+
+    def __init__(self, settings: SpreadSettings) -> None:
+        self.settings = settings
+        self.cards: tuple[Card, ...] = ()
+        """The cards, once a trained module has been called."""
+        self._modules: weakref.WeakKeyDictionary[nn.Module, _SpreadModule] = weakref.WeakKeyDictionary()
+        self.reports: list[ModuleReport] = []
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plain: Callable[..., Any]
+    ) -> Any:
+        if isinstance(module, nn.DataParallel):
+            inner = module.module
+            return self(inner, args, kwargs, inner)
+        spread = self._modules.get(module)
+        if spread is None:
+            self.cards = self.cards or tuple(self.settings.choose())
+            report = ModuleReport(type(module).__name__)
+            self.reports.append(report)
+            spread = self._modules[module] = _SpreadModule(module, self.cards, self.settings, report)
+        return spread.call(args, kwargs, plain)
+
+    def describe(self) -> str:
+        """One line: what was spread, over which cards, and how fast."""
+        names = ", ".join(map(str, self.cards))
+        parts = [text for text in map(self._describe_module, self.reports) if text]
+        if not parts:
+            return "nothing was spread: no module with parameters that require gradients was called"
+        return f"cards {names}: {'; '.join(parts)}"
+
+    def _describe_module(self, report: ModuleReport) -> str:
+        if not report.spread:
+            return f"{report.name} ran on one card ({_counted(report.whole)})" if report.whole else ""
+        calls = report.spread + report.whole
+        text = f"{report.name} was spread in {report.spread} of {_counted(calls)}"
+        if report.seconds > 0:
+            rate = report.samples / report.seconds / len(self.cards)
+            text += f", {rate:,.0f} samples/s a card"
+        return text
+
+
+class _SpreadModule:
+    """One module of the script's."""
+
+    def __init__(
+        self, module: nn.Module, cards: tuple[Card, ...], settings: SpreadSettings, report: ModuleReport
+    ) -> None:
+        self._module = weakref.ref(module)
+        self._given = cards
+        self._settings = settings
+        self._report = report
+        self._cards: tuple[Card, ...] | None = None
+        self._spreader: Spreader | None = None
+        self._kinds: dict[Any, _Kind] = {}
+        self._started = 0.0
+
+    @property
+    def module(self) -> nn.Module:
+        """The script's module."""
+        module = self._module()
+        assert module is not None, "a call holds its module"
+        return module
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], plain: Callable[..., Any]) -> Any:
+        """Give the result of one outermost call."""
+        kind = self._kind(args, kwargs)
+        samples = kind.samples((args, kwargs)) if kind is not None else 0
+        if kind is None or samples < 2 or not self._still_right(kind, args, kwargs):
+            self._report.whole += 1
+            return self._around(plain, args, kwargs)
+        assert kind.verdict.layout is not None, "a kind with samples has a layout"
+        assert self._cards is not None, "a module with a layout has cards"
+        if self._spreader is None:
+            self._spreader = self._make_spreader()
+            self._started = time.perf_counter()
+        kind.calls += 1
+        spreader, layout = self._spreader, kind.verdict.layout
+        sizes = shard_sizes(samples, len(self._cards))
+
+        def spread(*args: Any, **kwargs: Any) -> Any:
+            return spreader.call(args, kwargs, sizes, layout)
+
+        value = self._around(spread, args, kwargs)
+        self._report.spread += 1
+        self._report.samples += samples
+        self._report.seconds = time.perf_counter() - self._started
+        return value
+
+    def _around(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call in the settings' precision and memory format."""
+        if self._settings.channels_last:
+            args, kwargs = map_tensors(_channels_last, (args, kwargs))
+        if self._settings.autocast is None:
+            return call(*args, **kwargs)
+        device = self._given[0].device
+        with self._settings.autocast(device):
+            value = call(*args, **kwargs)
+        return map_tensors(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor, value)
+
+    # ---- which calls can be spread -------------------------------------------------------------------------
+
+    def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Kind | None:
+        """What is known of calls like this one; None where they are left alone."""
+        try:
+            key = (self.module.training, torch.is_grad_enabled(), _signature((args, kwargs)))
+        except BatchError as error:
+            self._say_whole(str(error).rstrip("."))
+            return None
+        kind = self._kinds.get(key)
+        if kind is None:
+            if len(self._kinds) >= _MOST_KINDS:
+                self._say_whole(f"it is called in more than {_MOST_KINDS} different ways")
+                return None
+            kind = self._look(args, kwargs)
+            if kind is not None:
+                self._kinds[key] = kind
+        return kind
+
+    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Kind | None:
+        if not any(tensor.dim() and max(tensor.shape) > 1 for tensor in tensors_in((args, kwargs))):
+            return None  # nothing to cut in this call; another one may have more samples
+        reason = self._place()
+        if not reason:
+            reason = _hook_in(self.module)
+        verdict = Verdict(None, reason) if reason else self._find(args, kwargs)
+        if verdict.layout is None:
+            self._say_whole(verdict.reason)
+        elif torch.is_grad_enabled():
+            self._say_differs(verdict)
+        return _Kind(verdict)
+
+    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any], known: Any = None) -> Verdict:
+        assert self._cards is not None, "placed before"
+        # A compiled module computes what the module inside does, which needs no compilation to compare.
+        module = getattr(self.module, "_orig_mod", self.module)
+        return find_layout(module, self._cards, args, kwargs, known)
+
+    def _place(self) -> str:
+        """Choose the order of the cards by where the module is; gives why it can't be spread, or nothing."""
+        if self._cards is not None:
+            return ""
+        devices = {parameter.device for parameter in self.module.parameters()}
+        if len(devices) > 1:
+            return f"its parameters are on {len(devices)} devices"
+        device = devices.pop()
+        own = [card for card in self._given if card.device == device]
+        if not own:
+            return f"it is on {device}, which is none of the cards ({', '.join(map(str, self._given))})"
+        first = own[0]
+        self._cards = (first, *(card for card in self._given if card is not first))
+        if len(self._cards) == 1:
+            return "there is one card"
+        self._prepare()
+        return ""
+
+    def _prepare(self) -> None:
+        if self._settings.sync_batchnorm:
+            convert_batchnorm(self.module)
+        if self._settings.channels_last:
+            self.module.to(memory_format=torch.channels_last)
+        if self._settings.compile:
+            self.module.compile()
+
+    def _make_spreader(self) -> Spreader:
+        assert self._cards is not None, "placed before"
+        return Spreader(self.module, self._cards)
+
+    def _still_right(self, kind: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Compare again at calls 2, 4, 8, ... of a kind; a difference ends its spreading."""
+        if kind.calls < 2 or kind.calls & (kind.calls - 1):
+            return True
+        verdict = self._find(args, kwargs, kind.verdict.layout)
+        if verdict.layout is not None:
+            return True
+        kind.verdict = Verdict(None, verdict.reason)
+        self._say_whole(f"from call {kind.calls + 1} on: {verdict.reason}")
+        return False
+
+    # ---- what the user is told -----------------------------------------------------------------------------
+
+    def _say_whole(self, reason: str) -> None:
+        if reason not in self._report.reasons:
+            self._report.reasons.append(reason)
+            _say(f"{self._report.name} runs on one card: {reason}")
+
+    def _say_differs(self, verdict: Verdict) -> None:
+        found = []
+        if verdict.draws:
+            found.append("it draws at random in forward (dropout, noise), and each card draws its own")
+        if batchnorm_in_training(self.module):
+            found.append("BatchNorm takes its statistics from each card's part (--sync-batchnorm takes them from all)")
+        for why in found:
+            if why not in self._report.differs:
+                self._report.differs.append(why)
+                _say(f"{self._report.name} will not give one card's numbers: {why}")
+
+
+@dataclass
+class _Kind:
+    """What is known of one kind of call."""
+
+    verdict: Verdict
+    calls: int = 0
+
+    def samples(self, batch: Any) -> int:
+        """How many samples a call holds; 0 where it is not spread."""
+        if self.verdict.layout is None:
+            return 0
+        try:
+            return self.verdict.layout.count(batch)
+        except BatchError:
+            return 0
+
+
+def _signature(value: Any) -> Any:
+    """What must be equal for two calls to be cut alike."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.dim(), value.requires_grad
+    parts = children(value)
+    if parts is not None:
+        return type(value), tuple((name, _signature(part)) for name, part in parts)
+    return value if isinstance(value, bool | str | type(None)) else type(value)
+
+
+def _hook_in(module: nn.Module) -> str:
+    """The first hook of the script's own in a module, which would see one card's part; or nothing."""
+    for name, part in module.named_modules():
+        for table in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks):
+            for hook in table.values():
+                if not getattr(hook, "__module__", type(hook).__module__).startswith("torch."):
+                    where = f"{name or 'it'} has a hook"
+                    return f"{where} ({getattr(hook, '__qualname__', hook)}), which would see one card's part"
+    return ""
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+
+def _counted(calls: int) -> str:
+    return f"{calls:,} call{'' if calls == 1 else 's'}"
+
+
+def _say(text: str) -> None:
+    print(f"manycard: {text}", file=sys.stderr)
