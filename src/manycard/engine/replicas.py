@@ -66,11 +66,15 @@ class Replicas:
         """Whether a parameter still waits for its shape."""
         return any(is_lazy(parameter) for parameter in self.module.parameters())
 
-    def follow(self) -> None:
-        """Make replicas where there are none, and bring what the script changed to those there are."""
+    def follow(self) -> set[str]:
+        """Make replicas where there are none, and bring what the script changed to those there are.
+
+        Returns:
+            The names of the attributes that the script changed; ``"structure"`` where replicas were made anew.
+        """
         if self._watch is None or self._watch.structure_changed() or self._kinds != _kinds(self.parameters[0]):
             self._make()
-            return
+            return {"structure"}
         changes = self._watch.changes()
         for copier, modules in zip(self._copiers, self._parts[1:], strict=True):
             for change in changes:
@@ -81,6 +85,7 @@ class Replicas:
                         value = copier.copy_of(self._watch.value(change), change.name)
                     modules[change.module].__dict__[change.name] = value
         self._follow_flags()
+        return {change.name for change in changes}
 
     def absorb(self) -> None:
         """Take note of what a forward pass wrote on the primary, and say once which of it differs between cards."""

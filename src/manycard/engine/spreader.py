@@ -48,19 +48,35 @@ class Spreader:
         Returns:
             The joined output, attached to the script's graph where gradients are enabled.
         """
+        with self.engine.lock:
+            self.prepare(args, kwargs)
+            return self.run(args, kwargs, sizes, layout, output)
+
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
+        """Bring the replicas to the module as the script has left it, before `run`.
+
+        Returns:
+            The names of the attributes that the script changed since the last call; ``"structure"`` where replicas
+            were made, or made anew.
+        """
         engine, replicas = self.engine, self.engine.replicas
-        with engine.lock:
-            engine.threads.finish()
-            engine.initialise_lazy(lambda: replicas.module(*move(args, engine.device), **move(kwargs, engine.device)))
-            generation = replicas.generation
-            replicas.follow()
-            replicas.send_parameters()
-            replicas.send_buffers(statistics=False)
-            if replicas.generation != generation:
-                self._check = GraphCheck()
-            value = SpreadCall(engine, args, kwargs, sizes, layout, output, self._check).run()
-            replicas.absorb()
-            return value
+        engine.threads.finish()
+        engine.initialise_lazy(lambda: replicas.module(*move(args, engine.device), **move(kwargs, engine.device)))
+        generation = replicas.generation
+        changed = replicas.follow()
+        replicas.send_parameters()
+        replicas.send_buffers(statistics=False)
+        if replicas.generation != generation:
+            self._check = GraphCheck()
+        return changed
+
+    def run(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sequence[int], layout: Layout, output: int = 0
+    ) -> Any:
+        """As `call`, right after `prepare`; the caller holds the engine's lock around both."""
+        value = SpreadCall(self.engine, args, kwargs, sizes, layout, output, self._check).run()
+        self.engine.replicas.absorb()
+        return value
 
     def close(self) -> None:
         """End the card threads."""

@@ -8,12 +8,13 @@
     * gradients are enabled and the module has a parameter that requires one, or the handler has seen the module
       trained before: then evaluation reaches it too.
 
-Everything else runs exactly as without.
+Everything else runs exactly as without. What modules print on other cards than the primary is dropped.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from manycard.engine.threads import current_place
+from manycard.script.output import PrimaryOutput
 
 __all__ = ["Handler", "Interception"]
 
@@ -56,6 +58,9 @@ class Interception:
     def __enter__(self) -> Interception:
         self._stand_in(nn.Module)
         self._follow_compile()
+        for name in ("stdout", "stderr"):
+            self._restore.append(functools.partial(setattr, sys, name, getattr(sys, name)))
+            setattr(sys, name, PrimaryOutput(getattr(sys, name)))
         return self
 
     def __exit__(self, *raised: object) -> None:

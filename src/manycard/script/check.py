@@ -41,9 +41,13 @@ from manycard.engine.watching import Watch
 from manycard.errors import BatchError, ManycardError
 from manycard.script.closeness import differ, tolerance_of
 from manycard.script.layout import Joined, JoinRule, candidate_cuts, rules_for
-from manycard.script.pinned import PinnedDraws
+from manycard.script.output import PrimaryOutput
+from manycard.script.pinned import HostDraws, PinnedDraws
 
-__all__ = ["Verdict", "find_layout"]
+__all__ = ["Verdict", "batchnorm_in_training", "find_layout"]
+
+_LONGEST = 160
+"""Characters of an error's first line that a reason quotes."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,7 @@ def find_layout(
                 return Verdict(None, "the card has no memory left to compare with")
 
 
-def _find(
-    module: nn.Module, cards: Sequence[Card], batch: Any, known: Joined | None, size: int | None
-) -> Verdict:
+def _find(module: nn.Module, cards: Sequence[Card], batch: Any, known: Joined | None, size: int | None) -> Verdict:
     try:
         cuts = [known.cut] if known is not None else candidate_cuts(batch)
         whole = _Trial(module, cards, batch if size is None else _first_of(batch, cuts[0], size))
@@ -132,18 +134,23 @@ class _Trial:
     def __init__(self, module: nn.Module, cards: Sequence[Card], batch: Any) -> None:
         self.cards = cards
         self.batch = map_tensors(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), batch)
-        self.module = ModuleCopier(module, cards[0].device).replica
+        with torch.inference_mode(False):
+            self.module = ModuleCopier(module, cards[0].device).replica
         self.draws = any(_draws(part) for part in self.module.modules())
         settle(self.module)
         self._watch = Watch(self.module)
         self._mode = PinnedDraws()
+        self._host_draws = HostDraws()
+        self.module.register_forward_pre_hook(self._host_draws.pin)
+        self.module.register_forward_hook(self._host_draws.look)
+        self._text = io.StringIO()
         self._spreader: Spreader | None = None
         self.outputs: list[Tensor] = []
         self.written: dict[tuple[int, str], Any] = {}
 
     def run_whole(self) -> None:
         """Run it on the whole batch, on the primary card."""
-        with self._mode:
+        with self._observed():
             value = self.module(*self.batch[0], **self.batch[1])
         self._finish(value)
 
@@ -152,12 +159,18 @@ class _Trial:
         self._spreader = Spreader(self.module, self.cards)
         probing = _Probing(cut, whole.outputs)
         sizes = _uneven(samples, len(self.cards))
-        with self._mode:
+        with self._observed():
             value = self._spreader.call(self.batch[0], self.batch[1], sizes, probing)
         self._finish(value)
         if len(self.outputs) != len(whole.outputs):
             raise _DifferentError("cutting it changes how many tensors it returns")
         return probing.rules
+
+    @contextlib.contextmanager
+    def _observed(self) -> Iterator[None]:
+        """Draws are pinned, and what the primary prints is kept."""
+        with self._mode, contextlib.redirect_stdout(PrimaryOutput(self._text)):
+            yield
 
     def close(self) -> None:
         """Let go of the threads that a spread run needed."""
@@ -172,7 +185,7 @@ class _Trial:
             cotangents = [_cotangent(number, output) for number, output in enumerate(varying)]
             with self._mode:  # checkpoints run forward again
                 torch.autograd.backward(varying, cotangents)
-        self.draws = self.draws or self._mode.drawn
+        self.draws = self.draws or self._mode.drawn or self._host_draws.drawn
 
     def _watch_state(self) -> None:
         for change in self._watch.changes():
@@ -190,6 +203,8 @@ class _Trial:
                 raise _DifferentError(f"cutting the batch changes output {number} ({found})")
         self._compare_gradients(other)
         self._compare_state(other)
+        if self._text.getvalue() != other._text.getvalue():
+            raise _DifferentError("forward prints what it sees of the batch")
 
     def _compare_gradients(self, other: _Trial) -> None:
         named = list(self.module.named_parameters())
@@ -338,8 +353,8 @@ def _half_of(batch: Any, size: int | None) -> int | None:
 
 
 def _first_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return text[0] if text else type(error).__name__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0] if len(lines[0]) <= _LONGEST else f"{lines[0][:_LONGEST]}..."
 
 
 @contextlib.contextmanager

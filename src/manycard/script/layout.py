@@ -15,12 +15,12 @@ from typing import Any
 
 from torch import Tensor
 
-from manycard.engine.batch import children, rebuild, tensors_in
+from manycard.engine.batch import children, map_tensors, rebuild, tensors_in
 from manycard.engine.joining import Concatenated, Interleaved, Join, Weighted, plan_join
 from manycard.engine.layout import Layout, OnDimension, Piece, TakePiece
 from manycard.errors import BatchError
 
-__all__ = ["ByTensor", "JoinRule", "Joined", "candidate_cuts", "rules_for"]
+__all__ = ["ByTensor", "JoinRule", "Joined", "ListsOfSamples", "candidate_cuts", "rules_for"]
 
 _MOST_CUTS = 24
 """Ways of cutting one call that are tried before it is left on one card."""
@@ -67,6 +67,45 @@ class ByTensor(Layout):
         return False
 
 
+@dataclass(frozen=True)
+class ListsOfSamples(Layout):
+    """The call's longest lists have one item a sample; tensors with as many rows are cut too."""
+
+    def count(self, batch: Any) -> int:
+        lengths = list(_list_lengths(batch))
+        if not lengths:
+            raise BatchError("the call holds no list")
+        return max(lengths)
+
+    def take_shard(self, batch: Any, sizes: Sequence[int], position: int, take: TakePiece) -> Any:
+        start, size, total = sum(sizes[:position]), sizes[position], sum(sizes)
+
+        def walk(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return take(value, Piece(0, start, size) if value.dim() and value.size(0) == total else None)
+            if type(value) is list and len(value) == total:
+                return [map_tensors(lambda tensor: take(tensor, None), item) for item in value[start : start + size]]
+            parts = children(value)
+            return value if parts is None else rebuild(value, [walk(part) for _, part in parts])
+
+        return walk(batch)
+
+    def plan_join(self, leaf: int, parts: Sequence[Tensor], samples: Sequence[int], name: str) -> Join:
+        return plan_join(parts, samples, 0, name)
+
+    def lists_samples(self, batch: Any, total: int) -> bool:
+        return True
+
+
+def _list_lengths(value: Any) -> Iterator[int]:
+    """Lengths of the outermost lists in a nesting."""
+    if type(value) is list:
+        yield len(value)
+    elif not isinstance(value, Tensor):
+        for _, part in children(value) or ():
+            yield from _list_lengths(part)
+
+
 class JoinRule(ABC):
     """How one output tensor becomes one, whatever the batch's size."""
 
@@ -98,6 +137,17 @@ class TimeFirst(JoinRule):
         if Rows(self.dim).plan(parts, samples) is None:
             return None
         return Interleaved(self.dim, parts[0].size(self.dim) // samples[0], tuple(samples))
+
+
+@dataclass(frozen=True)
+class Selected(JoinRule):
+    """Rows that forward has selected from the samples, as many as there happen to be."""
+
+    dim: int
+
+    def plan(self, parts: Sequence[Tensor], samples: Sequence[int]) -> Join | None:
+        shapes = {(*part.shape[: self.dim], *part.shape[self.dim + 1 :]) for part in parts}
+        return Concatenated(self.dim, tuple(part.size(self.dim) for part in parts)) if len(shapes) == 1 else None
 
 
 @dataclass(frozen=True)
@@ -145,6 +195,8 @@ def rules_for(dims: int) -> Iterator[JoinRule]:
     for dim in range(dims):
         yield Rows(dim)
         yield TimeFirst(dim)
+    if dims:
+        yield Selected(0)
     yield Mean()
     yield Sum()
     yield Same()
@@ -182,8 +234,8 @@ def candidate_cuts(batch: Any) -> list[Layout]:
     """
     tensors = list(tensors_in(batch))
     found: list[Layout] = []
-    if _holds_lists(batch):
-        found.append(OnDimension(0))
+    if max(_list_lengths(batch), default=0) > 1:
+        found += [ListsOfSamples(), OnDimension(0)]
     deepest = max((tensor.dim() for tensor in tensors), default=0)
     for dim in range(min(deepest, 3)):
         for samples in dict.fromkeys(tensor.size(dim) for tensor in tensors if tensor.dim() > dim):
@@ -207,15 +259,6 @@ def _assignments(tensors: Sequence[Tensor], samples: int, dim: int) -> list[tupl
 def _choices(tensor: Tensor, samples: int, dim: int) -> list[int | None]:
     fitting = [axis for axis in range(tensor.dim()) if tensor.size(axis) == samples]
     return [*sorted(fitting, key=lambda axis: (axis != dim, axis)), None]
-
-
-def _holds_lists(batch: Any) -> bool:
-    """Whether a list of samples may be among the inputs."""
-    if isinstance(batch, Tensor):
-        return False
-    if isinstance(batch, list) and len(batch) > 1:
-        return True
-    return any(_holds_lists(part) for _, part in children(batch) or ())
 
 
 def _holds_number(batch: Any, cut: Layout) -> bool:

@@ -7,13 +7,15 @@ the others. Draws of integers (permutations, samples of indices) can't be replac
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["PinnedDraws"]
+__all__ = ["HostDraws", "PinnedDraws"]
 
 
 class PinnedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -47,3 +49,36 @@ class PinnedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(result, Tensor) and (result.is_floating_point() or result.is_complex()):
             result.fill_(1.0 if "bernoulli" in func._schema.name else 0.5)
         return result
+
+
+class HostDraws:
+    """Lets every replica's forward pass see the same draws from ``random`` and NumPy.
+
+    `pin` is a forward pre-hook and `look` a forward hook of the module that is compared; copies of the module on
+    other cards call the same object.
+
+    Attributes:
+        drawn: whether a forward pass drew.
+    """
+
+    def __init__(self) -> None:
+        self.drawn = False
+        self._state: Any = None
+
+    def pin(self, *call: Any) -> None:
+        """Start from the same state in every forward pass."""
+        random.seed(0)
+        np.random.seed(0)
+        self._state = self._states()
+
+    def look(self, *call: Any) -> None:
+        """Note whether anything was drawn since."""
+        self.drawn = self.drawn or self._states() != self._state
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HostDraws:
+        return self
+
+    @staticmethod
+    def _states() -> tuple[Any, int, bytes]:
+        numpy = np.random.get_state(legacy=False)["state"]
+        return random.getstate(), numpy["pos"], numpy["key"].tobytes()

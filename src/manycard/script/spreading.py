@@ -14,10 +14,11 @@ Behaviour:
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,8 @@ from manycard.script.check import Verdict, batchnorm_in_training, find_layout
 
 __all__ = ["ModuleReport", "ScriptSpreading", "SpreadSettings"]
 
+_SWITCHES = {"training", "structure"}
+"""What changes that needs no new comparison: the mode is part of a call's kind, new replicas equal the module."""
 _MOST_KINDS = 16
 """Kinds of calls of one module that are looked at before the rest runs on one card."""
 
@@ -146,28 +149,32 @@ class _SpreadModule:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], plain: Callable[..., Any]) -> Any:
         """Give the result of one outermost call."""
+        if _holds_nothing(args, kwargs):
+            return plain(*args, **kwargs)
         kind = self._kind(args, kwargs)
         samples = kind.samples((args, kwargs)) if kind is not None else 0
-        if kind is None or samples < 2 or not self._still_right(kind, args, kwargs):
-            self._report.whole += 1
-            return self._around(plain, args, kwargs)
-        assert kind.verdict.layout is not None, "a kind with samples has a layout"
-        assert self._cards is not None, "a module with a layout has cards"
-        if self._spreader is None:
-            self._spreader = self._make_spreader()
-            self._started = time.perf_counter()
+        if kind is None or samples < 2:
+            return self._on_one_card(args, kwargs, plain)
+        spreader = self._spreader = self._spreader or self._make_spreader()
+        with spreader.engine.lock:
+            if not self._still_right(kind, spreader.prepare(args, kwargs), args, kwargs):
+                return self._on_one_card(args, kwargs, plain)
+            value = self._around(self._spread(spreader, kind, samples), args, kwargs)
         kind.calls += 1
-        spreader, layout = self._spreader, kind.verdict.layout
-        sizes = shard_sizes(samples, len(self._cards))
-
-        def spread(*args: Any, **kwargs: Any) -> Any:
-            return spreader.call(args, kwargs, sizes, layout)
-
-        value = self._around(spread, args, kwargs)
         self._report.spread += 1
         self._report.samples += samples
         self._report.seconds = time.perf_counter() - self._started
         return value
+
+    def _on_one_card(self, args: tuple[Any, ...], kwargs: dict[str, Any], plain: Callable[..., Any]) -> Any:
+        self._report.whole += 1
+        return self._around(plain, args, kwargs)
+
+    def _spread(self, spreader: Spreader, kind: _Kind, samples: int) -> Callable[..., Any]:
+        layout = kind.verdict.layout
+        assert layout is not None, "a kind with samples has a layout"
+        sizes = shard_sizes(samples, len(spreader.engine.cards))
+        return lambda *args, **kwargs: spreader.run(args, kwargs, sizes, layout)
 
     def _around(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call in the settings' precision and memory format."""
@@ -187,12 +194,12 @@ class _SpreadModule:
         try:
             key = (self.module.training, torch.is_grad_enabled(), _signature((args, kwargs)))
         except BatchError as error:
-            self._say_whole(str(error).rstrip("."))
+            self._say_whole(str(error).rstrip("."), args, kwargs)
             return None
         kind = self._kinds.get(key)
         if kind is None:
             if len(self._kinds) >= _MOST_KINDS:
-                self._say_whole(f"it is called in more than {_MOST_KINDS} different ways")
+                self._say_whole(f"it is called in more than {_MOST_KINDS} different ways", args, kwargs)
                 return None
             kind = self._look(args, kwargs)
             if kind is not None:
@@ -207,7 +214,7 @@ class _SpreadModule:
             reason = _hook_in(self.module)
         verdict = Verdict(None, reason) if reason else self._find(args, kwargs)
         if verdict.layout is None:
-            self._say_whole(verdict.reason)
+            self._say_whole(verdict.reason, args, kwargs)
         elif torch.is_grad_enabled():
             self._say_differs(verdict)
         return _Kind(verdict)
@@ -246,25 +253,28 @@ class _SpreadModule:
 
     def _make_spreader(self) -> Spreader:
         assert self._cards is not None, "placed before"
+        self._started = time.perf_counter()
         return Spreader(self.module, self._cards)
 
-    def _still_right(self, kind: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Compare again at calls 2, 4, 8, ... of a kind; a difference ends its spreading."""
-        if kind.calls < 2 or kind.calls & (kind.calls - 1):
+    def _still_right(self, kind: _Kind, changed: set[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Compare again where it is due; a difference ends the kind's spreading."""
+        if not kind.due(changed - _SWITCHES):
             return True
         verdict = self._find(args, kwargs, kind.verdict.layout)
         if verdict.layout is not None:
             return True
         kind.verdict = Verdict(None, verdict.reason)
-        self._say_whole(f"from call {kind.calls + 1} on: {verdict.reason}")
+        self._say_whole(f"from the {_ordinal(kind.calls + 1)} call like it on, {verdict.reason}", args, kwargs)
         return False
 
     # ---- what the user is told -----------------------------------------------------------------------------
 
-    def _say_whole(self, reason: str) -> None:
+    def _say_whole(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if reason not in self._report.reasons:
             self._report.reasons.append(reason)
-            _say(f"{self._report.name} runs on one card: {reason}")
+            shapes = " ".join(str(tuple(tensor.shape)) for tensor in itertools.islice(_tensors(args, kwargs), 4))
+            when = f" when called with {shapes}" if shapes else ""
+            _say(f"{self._report.name} runs on one card{when}: {reason}")
 
     def _say_differs(self, verdict: Verdict) -> None:
         found = []
@@ -284,6 +294,23 @@ class _Kind:
 
     verdict: Verdict
     calls: int = 0
+    """How often such a call was spread."""
+    compared: int = 0
+    """How often calls were compared because the script had changed the module."""
+
+    def due(self, changed: set[str]) -> bool:
+        """Whether the next call is to be compared with one card again.
+
+        Args:
+            changed: attributes that the script has changed since the last call. Where it does so all the time, one
+                call in 32 is compared.
+        """
+        if not self.calls:
+            return False
+        if changed and self.calls >= 32 * (self.compared - 8):
+            self.compared += 1
+            return True
+        return self.calls >= 2 and not self.calls & (self.calls - 1)
 
     def samples(self, batch: Any) -> int:
         """How many samples a call holds; 0 where it is not spread."""
@@ -300,6 +327,9 @@ def _signature(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.dtype, value.dim(), value.requires_grad
     parts = children(value)
+    if type(value) is list and len(value) > 1:
+        # As long as the batch is, it may be of any length.
+        return list, frozenset(_signature(part) for part in value)
     if parts is not None:
         return type(value), tuple((name, _signature(part)) for name, part in parts)
     return value if isinstance(value, bool | str | type(None)) else type(value)
@@ -318,6 +348,27 @@ def _hook_in(module: nn.Module) -> str:
 
 def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+
+def _holds_nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call has no tensor."""
+    try:
+        return next(tensors_in((args, kwargs)), None) is None
+    except BatchError:
+        return False
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """The tensors of a call, in which what can't be cut counts as none."""
+    try:
+        yield from tensors_in((args, kwargs))
+    except BatchError:
+        return
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 def _counted(calls: int) -> str:
