@@ -1,0 +1,89 @@
+"""Runs scripts as ``python SCRIPT`` does, each in a fork of this process, so that importing PyTorch is paid once.
+
+Behaviour:
+    * Standard input carries one path a line; for each, one JSON line goes to standard output: ``status`` (what
+      ``python`` would exit with), ``stdout`` and ``stderr`` of the script, and ``seconds``.
+    * A fork starts from a process that has imported and computed nothing else, so no state reaches the next script.
+    * The worker ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import runpy
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from typing import Any
+
+
+def _import_what_scripts_do() -> None:
+    import numpy  # noqa: F401
+    import sklearn.datasets  # noqa: F401
+    import torch
+    import torch._dynamo  # what the first optimizer imports
+
+    torch.set_num_threads(1)
+
+
+def _in_fork(path: str, out: int, err: int) -> int:
+    """Become the script; gives its exit status."""
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), line_buffering=True)  # noqa: SIM115
+    sys.stderr = io.TextIOWrapper(open(2, "wb", closefd=False), line_buffering=True)  # noqa: SIM115
+    sys.argv = [path]
+    sys.path[0] = os.path.dirname(path)
+    status: Any = 0
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as end:
+        status = 0 if end.code is None else end.code if isinstance(end.code, int) else 1
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status
+
+
+def run(path: str) -> dict[str, Any]:
+    """Run one script in a fork and wait for it."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        start = time.perf_counter()
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                status = _in_fork(path, out.fileno(), err.fileno())
+            finally:
+                os._exit(status)
+        _, raw = os.waitpid(child, 0)
+        seconds = time.perf_counter() - start
+        out.seek(0)
+        err.seek(0)
+        return {
+            "status": os.waitstatus_to_exitcode(raw),
+            "stdout": out.read().decode(),
+            "stderr": err.read().decode(),
+            "seconds": seconds,
+        }
+
+
+def main() -> None:
+    """Answer paths until there are no more."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _import_what_scripts_do()
+    for line in sys.stdin:
+        print(json.dumps(run(line.strip())), flush=True)
+
+
+if __name__ == "__main__":
+    main()
