@@ -7,7 +7,7 @@ cards is one of
     same                      it is spread, and its log is that of one card
     same_with_sync_batchnorm  as `same`, with BatchNorm statistics of the whole batch; without, the log differs, said so
     one_card                  cutting its batches would change results, or can't be done: it runs on one card, said so
-    differs                   it is spread, but draws noise or dropout in forward: the log differs, said so
+    differs                   it is spread, but draws (noise, dropout, a coin) in forward: the log differs, said so
 
 `same` does not ask that every call is spread: single observations, samples and evaluation may stay on one card.
 """
@@ -96,6 +96,7 @@ CORPUS: tuple[Entry, ...] = (
     Entry("lr_schedulers", "same", "parameter groups"),
     Entry("lstm_forecast", "same", "batch first"),
     Entry("maml_sinusoid", "same", "create_graph"),
+    Entry("masked_tokens", "same", "rows by the data"),
     Entry("matrix_factorization", "same", "update by hand"),
     Entry("multi_task", "same", "list out"),
     Entry("namedtuple_output", "same", "named tuple out"),
@@ -148,7 +149,6 @@ CORPUS: tuple[Entry, ...] = (
     Entry("hard_mining_later", "one_card", "coupled later"),
     Entry("hf_padded_labels", "one_card", "mean over tokens"),
     Entry("hooked_features", "one_card", "hook inside"),
-    Entry("masked_tokens", "one_card", "rows by the data"),
     Entry("mixture_of_experts", "one_card", "product of means"),
     Entry("modifies_input", "one_card", "input written"),
     Entry("momentum_contrast", "one_card", "buffers by the batch"),
@@ -160,10 +160,10 @@ CORPUS: tuple[Entry, ...] = (
     Entry("raw_tensors", "one_card", "no module"),
     Entry("softmax_over_batch", "one_card", "normalised over the batch"),
     Entry("stateful_attribute", "one_card", "state by sample"),
-    Entry("teacher_forcing", "one_card", "Python's random"),
     Entry("vq_vae", "one_card", "buffers by the batch"),
     Entry("whitening_inside", "one_card", "normalised over the batch"),
     Entry("dropout_mlp", "differs", "dropout"),
+    Entry("teacher_forcing", "differs", "Python's random"),
     Entry("transformer_dropout", "differs", "dropout"),
     Entry("vae_noise_inside", "differs", "noise"),
 )
