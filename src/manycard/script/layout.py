@@ -20,7 +20,7 @@ from manycard.engine.joining import Concatenated, Interleaved, Join, Weighted, p
 from manycard.engine.layout import Layout, OnDimension, Piece, TakePiece
 from manycard.errors import BatchError
 
-__all__ = ["ByTensor", "JoinRule", "Joined", "ListsOfSamples", "candidate_cuts", "rules_for"]
+__all__ = ["ByTensor", "JoinRule", "Joined", "ListsOfSamples", "Rows", "candidate_cuts", "rules_for"]
 
 _MOST_CUTS = 24
 """Ways of cutting one call that are tried before it is left on one card."""

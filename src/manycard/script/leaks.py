@@ -1,0 +1,63 @@
+"""Tensors that a forward pass leaves somewhere outside the module: in a global list, a closure, another object.
+
+Spread over cards, such a place would hold parts of the batch with graphs of their own. A trial call finds that out:
+once its module, inputs and outputs are gone, no tensor that it made may be left.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["MadeTensors"]
+
+
+class MadeTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Remembers the tensors that operations make while it is active.
+
+    Args:
+        sizes: numbers of samples that the batch may have. A tensor without such a dimension, a cached table of
+            positions say, doesn't count.
+    """
+
+    def __init__(self, sizes: set[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._sizes = sizes
+        self._made: dict[int, StorageWeakRef] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for made in result if isinstance(result, list | tuple) else (result,):
+            if isinstance(made, Tensor) and self._sizes.intersection(made.shape) and made.layout is torch.strided:
+                storage = made.untyped_storage()
+                self._made[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        return result
+
+    def left(self) -> bool:
+        """Whether any is still there; what must not count has to be gone by now."""
+        gc.collect()
+        return any(not reference.expired() for reference in self._made.values())  # type: ignore[no-untyped-call]
+
+    def clear(self) -> None:
+        """Take those that are still there out of the lists, sets and dicts that hold them."""
+        for found in gc.get_objects():
+            if type(found) is Tensor and found.layout is torch.strided and found.untyped_storage()._cdata in self._made:
+                for holder in gc.get_referrers(found):
+                    _take_out(holder, found)
+
+
+def _take_out(holder: Any, tensor: Tensor) -> None:
+    if isinstance(holder, list | deque):
+        kept = [item for item in holder if item is not tensor]
+        if len(kept) < len(holder):
+            holder.clear()
+            holder.extend(kept)
+    elif isinstance(holder, dict):
+        for key in [key for key, value in holder.items() if value is tensor]:
+            del holder[key]
