@@ -2,7 +2,7 @@
 
 `candidate_cuts` lists the ways in which a call might be cut, the likeliest first. Whether one is right is for
 `manycard.script.check` to find out, by comparing values: shapes alone can't tell a batch from a sequence of the same
-length. `rules_for` lists the ways in which an output may be joined, in the same spirit.
+length. The rules by which outputs join are tried in the same spirit (`manycard.script.rules`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,19 @@ from manycard.engine.joining import Concatenated, Interleaved, Join, Weighted, p
 from manycard.engine.layout import Layout, OnDimension, Piece, TakePiece
 from manycard.errors import BatchError
 
-__all__ = ["ByTensor", "JoinRule", "Joined", "ListsOfSamples", "Rows", "candidate_cuts", "rules_for"]
+__all__ = [
+    "ByTensor",
+    "JoinRule",
+    "Joined",
+    "ListsOfSamples",
+    "Mean",
+    "Rows",
+    "Same",
+    "Selected",
+    "Sum",
+    "TimeFirst",
+    "candidate_cuts",
+]
 
 _MOST_CUTS = 24
 """Ways of cutting one call that are tried before it is left on one card."""
@@ -109,6 +121,10 @@ def _list_lengths(value: Any) -> Iterator[int]:
 class JoinRule(ABC):
     """How one output tensor becomes one, whatever the batch's size."""
 
+    def bind(self, batch: Any, cut: Layout, sizes: Sequence[int]) -> JoinRule:
+        """The rule for one call, where it depends on what the call holds."""
+        return self
+
     @abstractmethod
     def plan(self, parts: Sequence[Tensor], samples: Sequence[int]) -> Join | None:
         """The join for these parts; None where their shapes don't follow the rule."""
@@ -190,24 +206,16 @@ def _weighted(parts: Sequence[Tensor], weights: Sequence[float]) -> Join | None:
     return Weighted(tuple(weights))
 
 
-def rules_for(dims: int) -> Iterator[JoinRule]:
-    """The rules an output of `dims` dimensions may follow, the likeliest first."""
-    for dim in range(dims):
-        yield Rows(dim)
-        yield TimeFirst(dim)
-    if dims:
-        yield Selected(0)
-    yield Mean()
-    yield Sum()
-    yield Same()
-
-
 @dataclass(frozen=True)
 class Joined(Layout):
     """A way to cut, and the rules by which each output tensor joins."""
 
     cut: Layout
     rules: tuple[JoinRule, ...]
+
+    def bound(self, batch: Any, sizes: Sequence[int]) -> Joined:
+        """The layout for one call."""
+        return Joined(self.cut, tuple(rule.bind(batch, self.cut, sizes) for rule in self.rules))
 
     def count(self, batch: Any) -> int:
         return self.cut.count(batch)

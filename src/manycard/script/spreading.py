@@ -174,7 +174,7 @@ class _SpreadModule:
         layout = kind.verdict.layout
         assert layout is not None, "a kind with samples has a layout"
         sizes = shard_sizes(samples, len(spreader.engine.cards))
-        return lambda *args, **kwargs: spreader.run(args, kwargs, sizes, layout)
+        return lambda *args, **kwargs: spreader.run(args, kwargs, sizes, layout.bound((args, kwargs), sizes))
 
     def _around(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call in the settings' precision and memory format."""
@@ -262,6 +262,7 @@ class _SpreadModule:
             return True
         verdict = self._find(args, kwargs, kind.verdict.layout)
         if verdict.layout is not None:
+            kind.verdict = verdict  # what a batch holds may tell two rules apart that were the same before
             return True
         kind.verdict = Verdict(None, verdict.reason)
         self._say_whole(f"from the {_ordinal(kind.calls + 1)} call like it on, {verdict.reason}", args, kwargs)

@@ -25,9 +25,10 @@ from manycard.engine.settling import settle
 from manycard.engine.spreader import Spreader
 from manycard.engine.watching import Watch
 from manycard.script.closeness import differ, tolerance_of
-from manycard.script.layout import JoinRule, rules_for
+from manycard.script.layout import JoinRule
 from manycard.script.output import PrimaryOutput
 from manycard.script.pinned import HostDraws, PinnedDraws
+from manycard.script.rules import rules_for
 
 __all__ = ["DifferentError", "Trial"]
 
@@ -79,7 +80,7 @@ class Trial:
     def run_spread(self, cut: Layout, sizes: Sequence[int], whole: Trial) -> list[JoinRule]:
         """Run it cut over the cards; gives the rules by which its outputs join to those of `whole`."""
         self._spreader = Spreader(self.module, self.cards)
-        probing = _Probing(cut, whole.outputs)
+        probing = _Probing(cut, whole.outputs, self.batch, sizes)
         with self._observed():
             value = self._spreader.call(self.batch[0], self.batch[1], sizes, probing)
         self._finish(value)
@@ -158,8 +159,10 @@ class Trial:
 class _Probing(Layout):
     """Cuts by `cut`, and finds for each output the rule that joins it to what one card gave."""
 
-    def __init__(self, cut: Layout, outputs: Sequence[Tensor]) -> None:
+    def __init__(self, cut: Layout, outputs: Sequence[Tensor], batch: Any, sizes: Sequence[int]) -> None:
         self.dim = cut.dim
+        self._batch = batch
+        self._sizes = sizes
         self._cut = cut
         self._outputs = outputs
         self.rules: list[JoinRule] = []
@@ -178,8 +181,8 @@ class _Probing(Layout):
             raise DifferentError("cutting it changes how many tensors it returns")
         whole = self._outputs[leaf].detach()
         found = "its shape doesn't follow the batch"
-        for rule in rules_for(parts[0].dim()):
-            join = rule.plan(parts, samples)
+        for rule in rules_for(parts[0].dim(), self._batch):
+            join = rule.bind(self._batch, self._cut, self._sizes).plan(parts, samples)
             if join is None:
                 continue
             joined = join.join([part.detach().to(whole.device) for part in parts])
