@@ -10,6 +10,7 @@ Behaviour of one call:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
@@ -35,6 +36,16 @@ class Spreader:
     def __init__(self, module: nn.Module, cards: Sequence[Card]) -> None:
         self.engine = Engine(module, cards)
         self._check = GraphCheck()
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Held around `prepare` and `run`."""
+        return self.engine.lock
+
+    @property
+    def parts(self) -> int:
+        """Into how many shards a call is cut."""
+        return len(self.engine.cards)
 
     def call(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sequence[int], layout: Layout, output: int = 0

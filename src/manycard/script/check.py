@@ -31,10 +31,12 @@ from manycard.cards.card import Card
 from manycard.engine.batch import tensors_in
 from manycard.engine.layout import Layout, Piece
 from manycard.engine.sizes import shard_sizes
+from manycard.engine.spreader import Spreader
 from manycard.engine.sync_batchnorm import SyncedBatchNorm
 from manycard.errors import BatchError, ManycardError
 from manycard.script.layout import Joined, Rows, candidate_cuts
 from manycard.script.leaks import MadeTensors
+from manycard.script.means import InParts
 from manycard.script.trial import DifferentError, Trial
 
 __all__ = ["Verdict", "batchnorm_in_training", "find_layout"]
@@ -62,7 +64,12 @@ class _TrialError(Exception):
 
 
 def find_layout(
-    module: nn.Module, cards: Sequence[Card], args: tuple[Any, ...], kwargs: dict[str, Any], known: Joined | None = None
+    module: nn.Module,
+    cards: Sequence[Card],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    known: Joined | None = None,
+    in_parts: InParts = Spreader,
 ) -> Verdict:
     """Find how calls like this one can be cut.
 
@@ -71,12 +78,13 @@ def find_layout(
         args: positional arguments of the call.
         kwargs: keyword arguments of the call.
         known: the layout found before, to be checked again on this call; no other is tried then.
+        in_parts: how trials are spread.
     """
     with _untouched(cards):
         size = _least(cards, (args, kwargs))
         while True:
             with contextlib.suppress(torch.OutOfMemoryError):
-                return _Comparison(module, cards, (args, kwargs), size, known).verdict()
+                return _Comparison(module, cards, (args, kwargs), size, known, in_parts).verdict()
             size = _half_of((args, kwargs), size)
             if size is None:
                 return Verdict(None, "the card has no memory left to compare with")
@@ -88,16 +96,24 @@ class _Comparison:
     Args:
         size: how many samples of the call to compare; None for all.
         known: the layout found before.
+        in_parts: how trials are spread.
     """
 
     def __init__(
-        self, module: nn.Module, cards: Sequence[Card], batch: Any, size: int | None, known: Joined | None
+        self,
+        module: nn.Module,
+        cards: Sequence[Card],
+        batch: Any,
+        size: int | None,
+        known: Joined | None,
+        in_parts: InParts,
     ) -> None:
         self._module = module
         self._cards = cards
         self._batch = batch
         self._size = size
         self._known = known
+        self._in_parts = in_parts
 
     def verdict(self) -> Verdict:
         """Compare in double precision, where a coincidence can't pass for equality, or else as the call is."""
@@ -117,7 +133,7 @@ class _Comparison:
             return Verdict(None, str(error).rstrip("."))
 
     def _trial(self, *, double: bool) -> Trial:
-        return Trial(self._module, self._cards, self._batch, double=double)
+        return Trial(self._module, self._cards, self._batch, double=double, in_parts=self._in_parts)
 
     def _compare(self, cuts: Sequence[Layout], *, double: bool) -> Verdict:
         whole, reason = self._whole(double=double)

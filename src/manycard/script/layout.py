@@ -129,6 +129,10 @@ class JoinRule(ABC):
     def plan(self, parts: Sequence[Tensor], samples: Sequence[int]) -> Join | None:
         """The join for these parts; None where their shapes don't follow the rule."""
 
+    def shape_of(self, shape: Sequence[int], samples: int, others: int) -> tuple[int, ...] | None:
+        """The shape of the part of `others` samples, given that of `samples`; None where values decide it."""
+        return None
+
 
 @dataclass(frozen=True)
 class Rows(JoinRule):
@@ -142,6 +146,9 @@ class Rows(JoinRule):
         follows = each > 0 and all(count == each * size for count, size in zip(rows, samples, strict=True))
         return Concatenated(self.dim, tuple(rows)) if follows else None
 
+    def shape_of(self, shape: Sequence[int], samples: int, others: int) -> tuple[int, ...] | None:
+        return (*shape[: self.dim], shape[self.dim] // samples * others, *shape[self.dim + 1 :])
+
 
 @dataclass(frozen=True)
 class TimeFirst(JoinRule):
@@ -153,6 +160,9 @@ class TimeFirst(JoinRule):
         if Rows(self.dim).plan(parts, samples) is None:
             return None
         return Interleaved(self.dim, parts[0].size(self.dim) // samples[0], tuple(samples))
+
+    def shape_of(self, shape: Sequence[int], samples: int, others: int) -> tuple[int, ...] | None:
+        return Rows(self.dim).shape_of(shape, samples, others)
 
 
 @dataclass(frozen=True)
@@ -173,6 +183,9 @@ class Mean(JoinRule):
     def plan(self, parts: Sequence[Tensor], samples: Sequence[int]) -> Join | None:
         return _weighted(parts, [size / sum(samples) for size in samples])
 
+    def shape_of(self, shape: Sequence[int], samples: int, others: int) -> tuple[int, ...] | None:
+        return tuple(shape)
+
 
 @dataclass(frozen=True)
 class Sum(JoinRule):
@@ -180,6 +193,9 @@ class Sum(JoinRule):
 
     def plan(self, parts: Sequence[Tensor], samples: Sequence[int]) -> Join | None:
         return _weighted(parts, [1.0] * len(parts))
+
+    def shape_of(self, shape: Sequence[int], samples: int, others: int) -> tuple[int, ...] | None:
+        return tuple(shape)
 
 
 @dataclass(frozen=True)
@@ -191,6 +207,9 @@ class Same(JoinRule):
         if parts[0].is_floating_point() or any(part.shape != parts[0].shape for part in parts):
             return None
         return _First(tuple(weights))
+
+    def shape_of(self, shape: Sequence[int], samples: int, others: int) -> tuple[int, ...] | None:
+        return tuple(shape)
 
 
 class _First(Weighted):

@@ -65,6 +65,9 @@ class _Bound(JoinRule):
             return None
         return _ByCount(self.counts)
 
+    def shape_of(self, shape: Sequence[int], samples: int, others: int) -> tuple[int, ...] | None:
+        return tuple(shape)
+
 
 @dataclass(frozen=True)
 class _ByCount(Join):

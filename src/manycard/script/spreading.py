@@ -33,8 +33,9 @@ from manycard.engine.spreader import Spreader
 from manycard.engine.sync_batchnorm import convert_batchnorm
 from manycard.errors import BatchError
 from manycard.script.check import Verdict, batchnorm_in_training, find_layout
+from manycard.script.means import SpreadsCalls
 
-__all__ = ["ModuleReport", "ScriptSpreading", "SpreadSettings"]
+__all__ = ["ModuleReport", "ScriptSpreading", "SpreadModule", "SpreadSettings"]
 
 _SWITCHES = {"training", "structure"}
 """What changes that needs no new comparison: the mode is part of a call's kind, new replicas equal the module."""
@@ -89,7 +90,7 @@ class ScriptSpreading:
         self.settings = settings
         self.cards: tuple[Card, ...] = ()
         """The cards, once a trained module has been called."""
-        self._modules: weakref.WeakKeyDictionary[nn.Module, _SpreadModule] = weakref.WeakKeyDictionary()
+        self._modules: weakref.WeakKeyDictionary[nn.Module, SpreadModule] = weakref.WeakKeyDictionary()
         self.reports: list[ModuleReport] = []
 
     def __call__(
@@ -103,8 +104,11 @@ class ScriptSpreading:
             self.cards = self.cards or tuple(self.settings.choose())
             report = ModuleReport(type(module).__name__)
             self.reports.append(report)
-            spread = self._modules[module] = _SpreadModule(module, self.cards, self.settings, report)
+            spread = self._modules[module] = self._spread_module(module, report)
         return spread.call(args, kwargs, plain)
+
+    def _spread_module(self, module: nn.Module, report: ModuleReport) -> SpreadModule:
+        return SpreadModule(module, self.cards, self.settings, report)
 
     def describe(self) -> str:
         """One line: what was spread, over which cards, and how fast."""
@@ -125,7 +129,7 @@ class ScriptSpreading:
         return text
 
 
-class _SpreadModule:
+class SpreadModule:
     """One module of the script's."""
 
     def __init__(
@@ -136,7 +140,7 @@ class _SpreadModule:
         self._settings = settings
         self._report = report
         self._cards: tuple[Card, ...] | None = None
-        self._spreader: Spreader | None = None
+        self._spreader: SpreadsCalls | None = None
         self._kinds: dict[Any, _Kind] = {}
         self._started = 0.0
 
@@ -156,7 +160,7 @@ class _SpreadModule:
         if kind is None or samples < 2:
             return self._on_one_card(args, kwargs, plain)
         spreader = self._spreader = self._spreader or self._make_spreader()
-        with spreader.engine.lock:
+        with spreader.lock:
             if not self._still_right(kind, spreader.prepare(args, kwargs), args, kwargs):
                 return self._on_one_card(args, kwargs, plain)
             value = self._around(self._spread(spreader, kind, samples), args, kwargs)
@@ -170,10 +174,10 @@ class _SpreadModule:
         self._report.whole += 1
         return self._around(plain, args, kwargs)
 
-    def _spread(self, spreader: Spreader, kind: _Kind, samples: int) -> Callable[..., Any]:
+    def _spread(self, spreader: SpreadsCalls, kind: _Kind, samples: int) -> Callable[..., Any]:
         layout = kind.verdict.layout
         assert layout is not None, "a kind with samples has a layout"
-        sizes = shard_sizes(samples, len(spreader.engine.cards))
+        sizes = shard_sizes(samples, spreader.parts)
         return lambda *args, **kwargs: spreader.run(args, kwargs, sizes, layout.bound((args, kwargs), sizes))
 
     def _around(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -251,7 +255,7 @@ class _SpreadModule:
         if self._settings.compile:
             self.module.compile()
 
-    def _make_spreader(self) -> Spreader:
+    def _make_spreader(self) -> SpreadsCalls:
         assert self._cards is not None, "placed before"
         self._started = time.perf_counter()
         return Spreader(self.module, self._cards)

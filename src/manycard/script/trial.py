@@ -26,6 +26,7 @@ from manycard.engine.spreader import Spreader
 from manycard.engine.watching import Watch
 from manycard.script.closeness import differ, tolerance_of
 from manycard.script.layout import JoinRule
+from manycard.script.means import InParts, RunsParts
 from manycard.script.output import PrimaryOutput
 from manycard.script.pinned import HostDraws, PinnedDraws
 from manycard.script.rules import rules_for
@@ -40,8 +41,11 @@ class DifferentError(Exception):
 class Trial:
     """One run of a copy of the module."""
 
-    def __init__(self, module: nn.Module, cards: Sequence[Card], batch: Any, *, double: bool) -> None:
+    def __init__(
+        self, module: nn.Module, cards: Sequence[Card], batch: Any, *, double: bool, in_parts: InParts = Spreader
+    ) -> None:
         self.cards = cards
+        self._in_parts = in_parts
 
         def own(tensor: Tensor) -> Tensor:
             copied = tensor.detach().clone()
@@ -63,7 +67,7 @@ class Trial:
         self.module.register_forward_pre_hook(self._host_draws.pin)
         self.module.register_forward_hook(self._host_draws.look)
         self._text = io.StringIO()
-        self._spreader: Spreader | None = None
+        self._spreader: RunsParts | None = None
         self.outputs: list[Tensor] = []
         self.written: dict[tuple[int, str], Any] = {}
 
@@ -79,7 +83,7 @@ class Trial:
 
     def run_spread(self, cut: Layout, sizes: Sequence[int], whole: Trial) -> list[JoinRule]:
         """Run it cut over the cards; gives the rules by which its outputs join to those of `whole`."""
-        self._spreader = Spreader(self.module, self.cards)
+        self._spreader = self._in_parts(self.module, self.cards)
         probing = _Probing(cut, whole.outputs, self.batch, sizes)
         with self._observed():
             value = self._spreader.call(self.batch[0], self.batch[1], sizes, probing)
