@@ -33,15 +33,11 @@ from manycard.engine.gradient_sum import GradientSum
 from manycard.engine.graph_check import GraphCheck
 from manycard.engine.joining import Join, join_values
 from manycard.engine.layout import Layout, Piece
+from manycard.engine.local_backward import USED_TWICE, local_gradients
 from manycard.engine.sync_batchnorm import SyncedBatchNorm
 from manycard.errors import ModelError
 
 __all__ = ["SpreadCall"]
-
-_USED_TWICE = (
-    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been"
-    " freed). Specify retain_graph=True if you need to backward through the graph a second time."
-)
 
 
 @dataclass(frozen=True)
@@ -192,7 +188,7 @@ class SpreadCall:
     def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Gradients of the whole inputs and of the primary's parameters, given those of the outputs."""
         if self._spent:
-            raise RuntimeError(_USED_TWICE)
+            raise RuntimeError(USED_TWICE)
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         total = GradientSum(self._engine.cards, self._parameters[0], self._engine.collective)
         here = self._output if self._output in self._active else None
@@ -214,20 +210,10 @@ class SpreadCall:
             of_roots.append(leaf.gradient(whole, index).to(device, non_blocking=True))
         inputs = self._shards[position].inputs
         leaves = [*self._parameters[position], *(leaf for _, _, leaf in inputs)]
-        hooks = _suspend_hooks(self._parameters[position]) if position == 0 else []
-        try:
-            differentiate = _accumulated if self._check.recomputes else torch.autograd.grad
-            # What the script has frozen since the forward pass gets no gradient.
-            wanted = [index for index, leaf in enumerate(leaves) if leaf.requires_grad]
-            gradients_found: list[Tensor | None] = [None] * len(leaves)
-            if roots and wanted:
-                wrt = [leaves[index] for index in wanted]
-                found = differentiate(roots, wrt, of_roots, retain_graph=keep, allow_unused=True)
-                for index, gradient in zip(wanted, found, strict=True):
-                    gradients_found[index] = gradient
-        finally:
-            for registered, held in hooks:
-                registered.update(held)
+        hooked = self._parameters[position] if position == 0 else []
+        gradients_found = local_gradients(
+            roots, of_roots, leaves, keep=keep, accumulate=self._check.recomputes, hooked=hooked
+        )
         count = len(self._parameters[position])
         total.collect(position, gradients_found[:count])
         return [
@@ -330,36 +316,6 @@ class SpreadCall:
                 part.__dict__.clear()
                 part.__dict__.update(attributes)
         return list(tensors_in(value))
-
-
-def _accumulated(
-    roots: Sequence[Tensor],
-    leaves: Sequence[Tensor],
-    of_roots: Sequence[Tensor],
-    *,
-    retain_graph: bool,
-    allow_unused: bool,
-) -> list[Tensor | None]:
-    """`torch.autograd.grad` by way of ``grad``, which reentrant checkpoints need; puts back what ``grad`` held."""
-    kept = [leaf.grad for leaf in leaves]
-    try:
-        for leaf in leaves:
-            leaf.grad = None
-        torch.autograd.backward(roots, of_roots, retain_graph=retain_graph)
-        return [leaf.grad for leaf in leaves]
-    finally:
-        for leaf, gradient in zip(leaves, kept, strict=True):
-            leaf.grad = gradient
-
-
-def _suspend_hooks(parameters: Sequence[nn.Parameter]) -> list[tuple[dict[int, Any], dict[int, Any]]]:
-    """Empty the parameters' hook tables, so that hooks run once, on the whole gradient."""
-    tables = [parameter._backward_hooks for parameter in parameters]
-    tables += [parameter._post_accumulate_grad_hooks for parameter in parameters]
-    suspended = [(table, dict(table)) for table in tables if table]
-    for table, _ in suspended:
-        table.clear()
-    return suspended
 
 
 class _Boundary(torch.autograd.Function):
