@@ -21,12 +21,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from manycard.engine.threads import Place, current_place
 
-__all__ = ["SyncedBatchNorm", "convert_batchnorm", "counting_nothing"]
+__all__ = ["SyncedBatchNorm", "alone", "convert_batchnorm", "counting_nothing"]
 
 Exchange = Callable[[Tensor], Tensor]
 """Takes this card's [k], gives all cards' [cards, k]."""
 
 _counts = True
+_alone = False
 
 
 @contextmanager
@@ -38,6 +39,17 @@ def counting_nothing() -> Iterator[None]:
         yield
     finally:
         _counts = True
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """In this context the process has the whole batch, as every other rank has: statistics are its own."""
+    global _alone
+    before, _alone = _alone, True
+    try:
+        yield
+    finally:
+        _alone = before
 
 
 def convert_batchnorm(module: nn.Module) -> nn.Module:
@@ -96,7 +108,7 @@ def _current_exchange() -> Exchange | None:
     place = current_place()
     if place is not None:
         return lambda mine: _exchange_in_process(place, mine)
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if not _alone and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return _exchange_between_ranks
     return None
 
