@@ -143,6 +143,8 @@ class SpreadModule:
         self._spreader: SpreadsCalls | None = None
         self._kinds: dict[Any, _Kind] = {}
         self._started = 0.0
+        self._fewest = 2
+        """Samples below which a call is not spread."""
 
     @property
     def module(self) -> nn.Module:
@@ -157,7 +159,7 @@ class SpreadModule:
             return plain(*args, **kwargs)
         kind = self._kind(args, kwargs)
         samples = kind.samples((args, kwargs)) if kind is not None else 0
-        if kind is None or samples < 2:
+        if kind is None or samples < self._fewest:
             return self._on_one_card(args, kwargs, plain)
         spreader = self._spreader = self._spreader or self._make_spreader()
         with spreader.lock:
