@@ -112,11 +112,13 @@ class ScriptSpreading:
 
     def describe(self) -> str:
         """One line: what was spread, over which cards, and how fast."""
-        names = ", ".join(map(str, self.cards))
         parts = [text for text in map(self._describe_module, self.reports) if text]
         if not parts:
             return "nothing was spread: no module with parameters that require gradients was called"
-        return f"cards {names}: {'; '.join(parts)}"
+        return f"cards {self._names()}: {'; '.join(parts)}"
+
+    def _names(self) -> str:
+        return ", ".join(map(str, self.cards))
 
     def _describe_module(self, report: ModuleReport) -> str:
         if not report.spread:
