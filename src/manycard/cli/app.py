@@ -22,6 +22,7 @@ from manycard.cli.bench import bench
 from manycard.cli.doctor import doctor
 from manycard.cli.options import say
 from manycard.cli.run import run
+from manycard.cli.verify import verify
 from manycard.errors import ManycardError, RankFailed, SettingError
 
 __all__ = ["app", "main"]
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.command()(doctor)
 # Options that follow the script are the script's.
 app.command(context_settings={"allow_interspersed_args": False})(run)
+app.command(context_settings={"allow_interspersed_args": False})(verify)
 app.command()(bench)
 
 

@@ -157,7 +157,7 @@ def _step_tensors(step: StepRecord) -> dict[str, Any]:
 def _read_step(words: dict[str, Any], tensors: dict[str, Any]) -> StepRecord:
     rows = [Rows(**each) for each in tensors.pop("rows")]
     calls = tuple(Call(module, of) for module, of in zip(words.pop("modules"), rows, strict=True))
-    parts = {name: tuple(value) for name, value in tensors.items()}
+    parts: dict[str, Any] = {name: tuple(value) for name, value in tensors.items()}
     losses, rates = tuple(words.pop("losses")), tuple(words.pop("rates"))
     return StepRecord(losses=losses, rates=rates, calls=calls, **words, **parts)
 
@@ -212,7 +212,7 @@ def sketch(vector: Tensor) -> Tensor:
     """
     generator = torch.Generator().manual_seed(0)
     total = torch.zeros(_BUCKETS, dtype=torch.float64)
-    for part in vector.split(_CHUNK):
+    for part in torch.split(vector, _CHUNK):
         signs = torch.randint(2, (len(part),), generator=generator, dtype=torch.int8).mul_(2).sub_(1)
         signed = part.to(torch.float64) * signs
         short = -len(signed) % _BUCKETS

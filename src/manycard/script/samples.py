@@ -111,7 +111,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=8)
 def _directions(length: int) -> Tensor:
-    return torch.randn(length, 2, generator=torch.Generator().manual_seed(0)) / length**0.5
+    return torch.randn(length, 2, generator=torch.Generator().manual_seed(0))
 
 
 def _projected(flat: Tensor) -> Tensor:
