@@ -9,7 +9,19 @@ from manycard import errors
 from manycard.cards import Card, CardChoice, choose_cards
 from manycard.engine.data_parallel import DataParallel
 from manycard.parallel import Parallel
+from manycard.script.session import load_ipython_extension, spread, unload_ipython_extension
 
-__all__ = ["Card", "CardChoice", "DataParallel", "Parallel", "__version__", "choose_cards", "errors"]
+__all__ = [
+    "Card",
+    "CardChoice",
+    "DataParallel",
+    "Parallel",
+    "__version__",
+    "choose_cards",
+    "errors",
+    "load_ipython_extension",
+    "spread",
+    "unload_ipython_extension",
+]
 
 __version__ = "0.1.0"

@@ -147,7 +147,7 @@ CORPUS: tuple[Entry, ...] = (
     Entry("global_side_effect", "one_card", "state outside"),
     Entry("graph_batch", "one_card", "indices into the batch"),
     Entry("hard_mining_later", "one_card", "coupled later"),
-    Entry("hf_padded_labels", "one_card", "mean over tokens"),
+    Entry("hf_padded_labels", "same", "mean over tokens"),
     Entry("hooked_features", "one_card", "hook inside"),
     Entry("mixture_of_experts", "one_card", "product of means"),
     Entry("modifies_input", "one_card", "input written"),

@@ -59,8 +59,7 @@ class Interception:
         self._stand_in(nn.Module)
         self._follow_compile()
         for name in ("stdout", "stderr"):
-            self._restore.append(functools.partial(setattr, sys, name, getattr(sys, name)))
-            setattr(sys, name, PrimaryOutput(getattr(sys, name)))
+            self._print_once(name)
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -91,6 +90,18 @@ class Interception:
 
         kind.__call__ = call  # type: ignore[method-assign]
         self._restore.append(functools.partial(setattr, kind, "__call__", original))
+
+    def _print_once(self, name: str) -> None:
+        """Have the stream ``sys.NAME`` drop what other cards than the primary write."""
+        original = getattr(sys, name)
+        standing_in = PrimaryOutput(original)
+        setattr(sys, name, standing_in)
+
+        def restore() -> None:
+            if getattr(sys, name) is standing_in:  # nobody has put another stream there since
+                setattr(sys, name, original)
+
+        self._restore.append(restore)
 
     def _follow_compile(self) -> None:
         """Compiled modules have a way of being called of their own; stand in for it once there is one."""

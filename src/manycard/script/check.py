@@ -137,7 +137,7 @@ class _Comparison:
 
     def _compare(self, cuts: Sequence[Layout], *, double: bool) -> Verdict:
         whole, reason = self._whole(double=double)
-        if reason:
+        if whole is None:
             return Verdict(None, reason)
         reason = "no dimension of its inputs counts at least two samples"
         for number, cut in enumerate(cuts):
@@ -147,7 +147,7 @@ class _Comparison:
             trial = self._trial(double=double)
             try:
                 sizes = shard_sizes(samples, len(self._cards)) if self._known else _uneven(samples, len(self._cards))
-                rules = trial.run_spread(cut, sizes, whole)
+                rules = trial.run_spread(cut, sizes, whole, self._known.rules if self._known else ())
                 whole.compare(trial)
                 return Verdict(Joined(cut, tuple(rules)), draws=whole.draws)
             except torch.OutOfMemoryError:
@@ -161,35 +161,38 @@ class _Comparison:
                 trial.close()
         return Verdict(None, reason, whole.draws)
 
-    def _whole(self, *, double: bool) -> tuple[Trial, str]:
+    def _whole(self, *, double: bool) -> tuple[Trial | None, str]:
         """The run that others are compared with, and why there can't be one.
 
         Raises:
             _TrialError: the module raised.
         """
+        if self._known is not None:
+            return self._run_whole(double=double), ""
         made = MadeTensors({size for tensor in tensors_in(self._batch) for size in tensor.shape if size > 1})
-        whole, repeated = self._trial(double=double), self._trial(double=double)
+        whole, repeated = self._run_whole(double=double, made=made), self._run_whole(double=double, made=made)
         try:
-            with made:
-                whole.run_whole()
-                repeated.run_whole()
             whole.compare(repeated)
-        except torch.OutOfMemoryError:
-            raise
         except DifferentError:
-            return whole, "forward gives another result each time, so nothing can be compared"
-        except Exception as error:
-            raise _TrialError(f"{type(error).__name__}: {_first_line(error)}") from None
+            return None, "forward gives another result each time, so nothing can be compared"
         if whole.writes_input():
-            return whole, "forward writes into its input"
-        del repeated
-        kept, whole = whole, self._trial(double=double)
-        del kept
+            return None, "forward writes into its input"
+        del whole, repeated
         if made.left():
             made.clear()
-            return whole, "forward leaves tensors in a place outside the module (a global list, say)"
-        whole.run_whole()
-        return whole, ""
+            return None, "forward leaves tensors outside the module (in a global list, say)"
+        return self._run_whole(double=double), ""
+
+    def _run_whole(self, *, double: bool, made: MadeTensors | None = None) -> Trial:
+        trial = self._trial(double=double)
+        try:
+            with made or contextlib.nullcontext():
+                trial.run_whole()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise _TrialError(f"{type(error).__name__}: {_first_line(error)}") from None
+        return trial
 
 
 def batchnorm_in_training(module: nn.Module) -> bool:

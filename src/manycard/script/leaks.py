@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -33,10 +34,11 @@ class MadeTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for made in result if isinstance(result, list | tuple) else (result,):
-            if isinstance(made, Tensor) and self._sizes.intersection(made.shape) and made.layout is torch.strided:
-                storage = made.untyped_storage()
-                self._made[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        given = {_storage(tensor) for tensor in _tensors((*args, *(kwargs or {}).values()))}
+        for made in _tensors((result,)):
+            # A view of something older is not made here.
+            if self._sizes.intersection(made.shape) and _storage(made) not in given:
+                self._made[_storage(made)] = StorageWeakRef(made.untyped_storage())  # type: ignore[no-untyped-call]
         return result
 
     def left(self) -> bool:
@@ -47,9 +49,22 @@ class MadeTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def clear(self) -> None:
         """Take those that are still there out of the lists, sets and dicts that hold them."""
         for found in gc.get_objects():
-            if type(found) is Tensor and found.layout is torch.strided and found.untyped_storage()._cdata in self._made:
+            if type(found) is Tensor and found.layout is torch.strided and _storage(found) in self._made:
                 for holder in gc.get_referrers(found):
                     _take_out(holder, found)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The dense tensors among an operation's arguments or results."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _tensors(value)
+        elif isinstance(value, Tensor) and value.layout is torch.strided:
+            yield value
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _take_out(holder: Any, tensor: Tensor) -> None:

@@ -39,17 +39,32 @@ class CountedMean(JoinRule):
     """Whether the first entry of each sequence doesn't count."""
 
     def bind(self, batch: Any, cut: Layout, sizes: Sequence[int]) -> JoinRule:
-        counts = [self._count(self._shard(batch, cut, sizes, position)) for position, size in enumerate(sizes) if size]
-        return _Bound(tuple(counts))
+        counts = self._counts(batch, cut, sizes)
+        return self if counts is None else _Bound(tuple(counts))
+
+    def uneven(self, batch: Any, cut: Layout, sizes: Sequence[int]) -> bool:
+        found = self._counts(batch, cut, sizes)
+        if found is None:
+            return False
+        counts = torch.stack(found)
+        samples = counts.new_tensor([size for size in sizes if size])
+        return bool((counts * samples.sum() != samples * counts.sum()).any())
 
     def plan(self, parts: Sequence[Tensor], samples: Sequence[int]) -> Join | None:
         return None  # only what `bind` gives knows the counts
 
-    def _shard(self, batch: Any, cut: Layout, sizes: Sequence[int], position: int) -> Tensor:
+    def _counts(self, batch: Any, cut: Layout, sizes: Sequence[int]) -> list[Tensor] | None:
+        """What each card that has samples counts; None where its inputs don't hold the same tensors as the whole."""
+        shards = [self._tensors(batch, cut, sizes, position) for position, size in enumerate(sizes) if size]
+        if any(len(shard) != len(list(tensors_in(batch))) for shard in shards):
+            return None
+        return [self._count(shard[self.source]) for shard in shards]
+
+    def _tensors(self, batch: Any, cut: Layout, sizes: Sequence[int], position: int) -> list[Tensor]:
         def take(tensor: Tensor, piece: Piece | None) -> Tensor:
             return tensor if piece is None else piece.of(tensor)
 
-        return list(tensors_in(cut.take_shard(batch, sizes, position, take)))[self.source]
+        return list(tensors_in(cut.take_shard(batch, sizes, position, take)))
 
     def _count(self, shard: Tensor) -> Tensor:
         counted = shard[..., 1:] if self.shifted else shard

@@ -39,6 +39,8 @@ __all__ = ["ModuleReport", "ScriptSpreading", "SpreadModule", "SpreadSettings"]
 
 _SWITCHES = {"training", "structure"}
 """What changes that needs no new comparison: the mode is part of a call's kind, new replicas equal the module."""
+_LOOKED_AT = 256
+"""Calls in which the first sign of padding is looked for."""
 _MOST_KINDS = 16
 """Kinds of calls of one module that are looked at before the rest runs on one card."""
 
@@ -236,7 +238,7 @@ class SpreadModule:
     def _place(self) -> str:
         """Choose the order of the cards by where the module is; gives why it can't be spread, or nothing."""
         if self._cards is not None:
-            return ""
+            return "" if len(self._cards) > 1 else "there is one card"
         devices = {parameter.device for parameter in self.module.parameters()}
         if len(devices) > 1:
             return f"its parameters are on {len(devices)} devices"
@@ -266,7 +268,7 @@ class SpreadModule:
 
     def _still_right(self, kind: _Kind, changed: set[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Compare again where it is due; a difference ends the kind's spreading."""
-        if not kind.due(changed - _SWITCHES):
+        if not kind.due(changed - _SWITCHES) and not kind.tells_more((args, kwargs), len(self._given)):
             return True
         verdict = self._find(args, kwargs, kind.verdict.layout)
         if verdict.layout is not None:
@@ -306,6 +308,8 @@ class _Kind:
     """How often such a call was spread."""
     compared: int = 0
     """How often calls were compared because the script had changed the module."""
+    even: bool = True
+    """Whether no call so far has weighted its samples differently."""
 
     def due(self, changed: set[str]) -> bool:
         """Whether the next call is to be compared with one card again.
@@ -321,6 +325,18 @@ class _Kind:
             return True
         return self.calls >= 2 and not self.calls & (self.calls - 1)
 
+    def tells_more(self, batch: Any, cards: int) -> bool:
+        """Whether this call is the first to weight its samples differently (by padding, say).
+
+        Until then a mean over tokens and one over samples are the same. Looking waits for the card, so after many
+        such calls only some are looked at.
+        """
+        layout = self.verdict.layout
+        if layout is None or not self.even or (self.calls > _LOOKED_AT and self.calls % 16):
+            return False
+        self.even = not layout.uneven(batch, shard_sizes(layout.count(batch), cards))
+        return not self.even and self.calls > 0
+
     def samples(self, batch: Any) -> int:
         """How many samples a call holds; 0 where it is not spread."""
         if self.verdict.layout is None:
@@ -334,7 +350,8 @@ class _Kind:
 def _signature(value: Any) -> Any:
     """What must be equal for two calls to be cut alike."""
     if isinstance(value, Tensor):
-        return value.dtype, value.dim(), value.requires_grad
+        # With one time step, rows by sample and rows by time are the same.
+        return value.dtype, value.requires_grad, tuple(size == 1 for size in value.shape)
     parts = children(value)
     if type(value) is list and len(value) > 1:
         # As long as the batch is, it may be of any length.

@@ -81,10 +81,10 @@ class Trial:
         """Whether forward has changed a tensor that it was given."""
         return [tensor._version for tensor in tensors_in(self.batch)] != self._versions
 
-    def run_spread(self, cut: Layout, sizes: Sequence[int], whole: Trial) -> list[JoinRule]:
-        """Run it cut over the cards; gives the rules by which its outputs join to those of `whole`."""
+    def run_spread(self, cut: Layout, sizes: Sequence[int], whole: Trial, known: Sequence[JoinRule]) -> list[JoinRule]:
+        """Run it cut over the cards; gives the rules, `known` ones first, that join its outputs to those of `whole`."""
         self._spreader = self._in_parts(self.module, self.cards)
-        probing = _Probing(cut, whole.outputs, self.batch, sizes)
+        probing = _Probing(cut, whole.outputs, self.batch, sizes, known)
         with self._observed():
             value = self._spreader.call(self.batch[0], self.batch[1], sizes, probing)
         self._finish(value)
@@ -163,8 +163,16 @@ class Trial:
 class _Probing(Layout):
     """Cuts by `cut`, and finds for each output the rule that joins it to what one card gave."""
 
-    def __init__(self, cut: Layout, outputs: Sequence[Tensor], batch: Any, sizes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        cut: Layout,
+        outputs: Sequence[Tensor],
+        batch: Any,
+        sizes: Sequence[int],
+        known: Sequence[JoinRule],
+    ) -> None:
         self.dim = cut.dim
+        self._known = known
         self._batch = batch
         self._sizes = sizes
         self._cut = cut
@@ -185,7 +193,8 @@ class _Probing(Layout):
             raise DifferentError("cutting it changes how many tensors it returns")
         whole = self._outputs[leaf].detach()
         found = "its shape doesn't follow the batch"
-        for rule in rules_for(parts[0].dim(), self._batch):
+        known = self._known[leaf : leaf + 1]  # another rule may hold by coincidence in this call
+        for rule in (*known, *rules_for(parts[0].dim(), self._batch)):
             join = rule.bind(self._batch, self._cut, self._sizes).plan(parts, samples)
             if join is None:
                 continue

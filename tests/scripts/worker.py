@@ -1,14 +1,18 @@
-"""Runs scripts as ``python SCRIPT`` does, each in a fork of this process, so that importing PyTorch is paid once.
+"""Runs scripts as ``python SCRIPT`` or as ``manycard run SCRIPT`` does, each in a fork of this process.
+
+Importing PyTorch is paid once.
 
 Behaviour:
-    * Standard input carries one path a line; for each, one JSON line goes to standard output: ``status`` (what
-      ``python`` would exit with), ``stdout`` and ``stderr`` of the script, and ``seconds``.
+    * Standard input carries one JSON line a script: its ``path``, ``cards`` (0 for plain python) and
+      ``sync_batchnorm``. For each, one JSON line goes to standard output: ``status`` (what ``python`` would exit
+      with), ``stdout`` and ``stderr`` of the script, ``seconds``, and ``reports`` (what was spread).
     * A fork starts from a process that has imported and computed nothing else, so no state reaches the next script.
     * The worker ends when its standard input does.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -27,11 +31,27 @@ def _import_what_scripts_do() -> None:
     import torch
     import torch._dynamo  # what the first optimizer imports
 
+    import manycard.script  # noqa: F401
+
     torch.set_num_threads(1)
 
 
-def _in_fork(path: str, out: int, err: int) -> int:
+def _run_spread(path: str, cards: int, sync_batchnorm: bool, reports: int) -> None:
+    from manycard.cards import choose_cards
+    from manycard.script import Interception, ScriptSpreading, SpreadSettings
+
+    chosen = choose_cards(f"cpu:{cards}").cards
+    spreading = ScriptSpreading(SpreadSettings(choose=lambda: chosen, sync_batchnorm=sync_batchnorm))
+    try:
+        with Interception(spreading):
+            runpy.run_path(path, run_name="__main__")
+    finally:
+        os.write(reports, json.dumps([dataclasses.asdict(report) for report in spreading.reports]).encode())
+
+
+def _in_fork(job: dict[str, Any], out: int, err: int, reports: int) -> int:
     """Become the script; gives its exit status."""
+    path = job["path"]
     os.dup2(out, 1)
     os.dup2(err, 2)
     sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), line_buffering=True)  # noqa: SIM115
@@ -40,7 +60,10 @@ def _in_fork(path: str, out: int, err: int) -> int:
     sys.path[0] = os.path.dirname(path)
     status: Any = 0
     try:
-        runpy.run_path(path, run_name="__main__")
+        if job["cards"]:
+            _run_spread(path, job["cards"], job["sync_batchnorm"], reports)
+        else:
+            runpy.run_path(path, run_name="__main__")
     except SystemExit as end:
         status = 0 if end.code is None else end.code if isinstance(end.code, int) else 1
         if isinstance(end.code, str):
@@ -53,36 +76,37 @@ def _in_fork(path: str, out: int, err: int) -> int:
     return status
 
 
-def run(path: str) -> dict[str, Any]:
+def run(job: dict[str, Any]) -> dict[str, Any]:
     """Run one script in a fork and wait for it."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as reports:
         start = time.perf_counter()
         child = os.fork()
         if child == 0:
             status = 1
             try:
-                status = _in_fork(path, out.fileno(), err.fileno())
+                status = _in_fork(job, out.fileno(), err.fileno(), reports.fileno())
             finally:
                 os._exit(status)
         _, raw = os.waitpid(child, 0)
         seconds = time.perf_counter() - start
-        out.seek(0)
-        err.seek(0)
+        for file in (out, err, reports):
+            file.seek(0)
         return {
             "status": os.waitstatus_to_exitcode(raw),
             "stdout": out.read().decode(),
             "stderr": err.read().decode(),
             "seconds": seconds,
+            "reports": json.loads(reports.read() or "[]"),
         }
 
 
 def main() -> None:
-    """Answer paths until there are no more."""
+    """Answer jobs until there are no more."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _import_what_scripts_do()
     for line in sys.stdin:
-        print(json.dumps(run(line.strip())), flush=True)
+        print(json.dumps(run(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":
