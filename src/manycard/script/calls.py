@@ -8,13 +8,12 @@
     * gradients are enabled and the module has a parameter that requires one, or the handler has seen the module
       trained before: then evaluation reaches it too.
 
-Everything else runs exactly as without. What modules print on other cards than the primary is dropped.
+Everything else runs exactly as without.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from manycard.engine.threads import current_place
-from manycard.script.output import PrimaryOutput
 
 __all__ = ["Handler", "Interception"]
 
@@ -58,8 +56,6 @@ class Interception:
     def __enter__(self) -> Interception:
         self._stand_in(nn.Module)
         self._follow_compile()
-        for name in ("stdout", "stderr"):
-            self._print_once(name)
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -90,18 +86,6 @@ class Interception:
 
         kind.__call__ = call  # type: ignore[method-assign]
         self._restore.append(functools.partial(setattr, kind, "__call__", original))
-
-    def _print_once(self, name: str) -> None:
-        """Have the stream ``sys.NAME`` drop what other cards than the primary write."""
-        original = getattr(sys, name)
-        standing_in = PrimaryOutput(original)
-        setattr(sys, name, standing_in)
-
-        def restore() -> None:
-            if getattr(sys, name) is standing_in:  # nobody has put another stream there since
-                setattr(sys, name, original)
-
-        self._restore.append(restore)
 
     def _follow_compile(self) -> None:
         """Compiled modules have a way of being called of their own; stand in for it once there is one."""

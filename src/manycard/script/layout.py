@@ -125,10 +125,6 @@ class JoinRule(ABC):
         """The rule for one call, where it depends on what the call holds."""
         return self
 
-    def uneven(self, batch: Any, cut: Layout, sizes: Sequence[int]) -> bool:
-        """Whether what the call holds weights its samples differently; a rule that doesn't look says no."""
-        return False
-
     @abstractmethod
     def plan(self, parts: Sequence[Tensor], samples: Sequence[int]) -> Join | None:
         """The join for these parts; None where their shapes don't follow the rule."""
@@ -239,10 +235,6 @@ class Joined(Layout):
     def bound(self, batch: Any, sizes: Sequence[int]) -> Joined:
         """The layout for one call."""
         return Joined(self.cut, tuple(rule.bind(batch, self.cut, sizes) for rule in self.rules))
-
-    def uneven(self, batch: Any, sizes: Sequence[int]) -> bool:
-        """Whether this call tells a mean over what its inputs count from a mean over samples."""
-        return any(rule.uneven(batch, self.cut, sizes) for rule in self.rules)
 
     def count(self, batch: Any) -> int:
         return self.cut.count(batch)

@@ -44,3 +44,6 @@ class SpreadsCalls(Protocol):
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sequence[int], layout: Layout) -> Any:
         """The joined output of the call cut into `sizes`."""
+
+    def close(self) -> None:
+        """Let go of what it holds."""

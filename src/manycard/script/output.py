@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 from manycard.engine.threads import current_place
 
-__all__ = ["PrimaryOutput"]
+__all__ = ["PrimaryOutput", "printing_once"]
 
 
 class PrimaryOutput:
@@ -25,3 +28,18 @@ class PrimaryOutput:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def printing_once() -> Iterator[None]:
+    """In this context only the primary's modules print; streams that the script puts in place meanwhile stay."""
+    standing_in = {name: PrimaryOutput(getattr(sys, name)) for name in ("stdout", "stderr")}
+    originals = {name: getattr(sys, name) for name in standing_in}
+    for name, stream in standing_in.items():
+        setattr(sys, name, stream)
+    try:
+        yield
+    finally:
+        for name, stream in standing_in.items():
+            if getattr(sys, name) is stream:
+                setattr(sys, name, originals[name])

@@ -17,9 +17,9 @@ from torch import Tensor
 from manycard.engine.batch import tensors_in
 from manycard.engine.joining import Join
 from manycard.engine.layout import Layout, Piece
-from manycard.script.layout import JoinRule, Mean, Rows, Same, Selected, Sum, TimeFirst
+from manycard.script.layout import Joined, JoinRule, Mean, Rows, Same, Selected, Sum, TimeFirst
 
-__all__ = ["CountedMean", "rules_for"]
+__all__ = ["CountedMean", "rules_for", "tells_means_apart"]
 
 _IGNORED_LABEL = -100
 """What PyTorch's cross entropy ignores by default."""
@@ -43,6 +43,7 @@ class CountedMean(JoinRule):
         return self if counts is None else _Bound(tuple(counts))
 
     def uneven(self, batch: Any, cut: Layout, sizes: Sequence[int]) -> bool:
+        """Whether cards with these samples count otherwise than by their samples."""
         found = self._counts(batch, cut, sizes)
         if found is None:
             return False
@@ -125,10 +126,17 @@ def rules_for(dims: int, batch: Any) -> Iterator[JoinRule]:
         yield from _counted(batch, _PADDING)
 
 
-def _counted(batch: Any, ignored: int) -> Iterator[JoinRule]:
-    for source, tensor in enumerate(tensors_in(batch)):
+def _counted(batch: Any, ignored: int) -> Iterator[CountedMean]:
+    for source, tensor in reversed(list(enumerate(tensors_in(batch)))):  # labels come last
         if tensor.dim() == 0 or tensor.is_floating_point() or tensor.is_complex():
             continue
         if tensor.dim() > 1:
             yield CountedMean(source, ignored, shifted=True)
         yield CountedMean(source, ignored, shifted=False)
+
+
+def tells_means_apart(layout: Joined, batch: Any, sizes: Sequence[int]) -> bool:
+    """Whether this call, of a module that returns a mean, tells a mean over tokens from one over samples."""
+    if not any(isinstance(rule, Mean | CountedMean) for rule in layout.rules):
+        return False
+    return any(rule.uneven(batch, layout.cut, sizes) for rule in _counted(batch, _IGNORED_LABEL))

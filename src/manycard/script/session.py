@@ -38,6 +38,7 @@ class Spread:
         if self in _running:
             _running.remove(self)
             self._calls.__exit__()
+            self._spreading.close()
 
     def __enter__(self) -> Spread:
         return self

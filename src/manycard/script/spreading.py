@@ -34,10 +34,14 @@ from manycard.engine.sync_batchnorm import convert_batchnorm
 from manycard.errors import BatchError
 from manycard.script.check import Verdict, batchnorm_in_training, find_layout
 from manycard.script.means import SpreadsCalls
+from manycard.script.output import printing_once
+from manycard.script.rules import tells_means_apart
 
 __all__ = ["ModuleReport", "ScriptSpreading", "SpreadModule", "SpreadSettings"]
 
-_SWITCHES = {"training", "structure"}
+_HELD = "_manycard_spread"
+"""The attribute of a module that holds what spreads it."""
+_SWITCHES = {_HELD, "training", "structure"}
 """What changes that needs no new comparison: the mode is part of a call's kind, new replicas equal the module."""
 _LOOKED_AT = 256
 """Calls in which the first sign of padding is looked for."""
@@ -92,7 +96,7 @@ class ScriptSpreading:
         self.settings = settings
         self.cards: tuple[Card, ...] = ()
         """The cards, once a trained module has been called."""
-        self._modules: weakref.WeakKeyDictionary[nn.Module, SpreadModule] = weakref.WeakKeyDictionary()
+        self._spread: weakref.WeakSet[SpreadModule] = weakref.WeakSet()
         self.reports: list[ModuleReport] = []
 
     def __call__(
@@ -101,13 +105,22 @@ class ScriptSpreading:
         if isinstance(module, nn.DataParallel):
             inner = module.module
             return self(inner, args, kwargs, inner)
-        spread = self._modules.get(module)
-        if spread is None:
+        # Held by the module itself, so that both go together: replicas hold the module they are copies of.
+        spread = module.__dict__.get(_HELD)
+        if spread is None or spread.module is not module or spread not in self._spread:
             self.cards = self.cards or tuple(self.settings.choose())
             report = ModuleReport(type(module).__name__)
             self.reports.append(report)
-            spread = self._modules[module] = self._spread_module(module, report)
-        return spread.call(args, kwargs, plain)
+            spread = module.__dict__[_HELD] = self._spread_module(module, report)
+            self._spread.add(spread)
+        value: Any = spread.call(args, kwargs, plain)
+        return value
+
+    def close(self) -> None:
+        """Let go of the modules, of their replicas and of the threads that drive those."""
+        for spread in list(self._spread):
+            spread.close()
+        self._spread.clear()
 
     def _spread_module(self, module: nn.Module, report: ModuleReport) -> SpreadModule:
         return SpreadModule(module, self.cards, self.settings, report)
@@ -157,6 +170,21 @@ class SpreadModule:
         assert module is not None, "a call holds its module"
         return module
 
+    def close(self) -> None:
+        """Take this out of the module, and end its threads."""
+        module = self._module()
+        if module is not None and module.__dict__.get(_HELD) is self:
+            del module.__dict__[_HELD]
+        if self._spreader is not None:
+            self._spreader.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of the module is another module."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A module that is saved whole is saved without."""
+        return type(None), ()
+
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], plain: Callable[..., Any]) -> Any:
         """Give the result of one outermost call."""
         if _holds_nothing(args, kwargs):
@@ -169,7 +197,8 @@ class SpreadModule:
         with spreader.lock:
             if not self._still_right(kind, spreader.prepare(args, kwargs), args, kwargs):
                 return self._on_one_card(args, kwargs, plain)
-            value = self._around(self._spread(spreader, kind, samples), args, kwargs)
+            with printing_once():
+                value = self._around(self._spread(spreader, kind, samples), args, kwargs)
         kind.calls += 1
         self._report.spread += 1
         self._report.samples += samples
@@ -334,7 +363,7 @@ class _Kind:
         layout = self.verdict.layout
         if layout is None or not self.even or (self.calls > _LOOKED_AT and self.calls % 16):
             return False
-        self.even = not layout.uneven(batch, shard_sizes(layout.count(batch), cards))
+        self.even = not tells_means_apart(layout, batch, shard_sizes(layout.count(batch), cards))
         return not self.even and self.calls > 0
 
     def samples(self, batch: Any) -> int:
