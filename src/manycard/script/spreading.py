@@ -128,6 +128,8 @@ class ScriptSpreading:
     def describe(self) -> str:
         """One line: what was spread, over which cards, and how fast."""
         parts = [text for text in map(self._describe_module, self.reports) if text]
+        if len(self.cards) == 1:
+            return f"ran on one card, {self._names()}, which is all there is"
         if not parts:
             return "nothing was spread: no module with parameters that require gradients was called"
         return f"cards {self._names()}: {'; '.join(parts)}"
@@ -189,6 +191,10 @@ class SpreadModule:
         """Give the result of one outermost call."""
         if _holds_nothing(args, kwargs):
             return plain(*args, **kwargs)
+        if len(self._given) == 1:
+            if not self._report.whole:
+                self._prepare()
+            return self._on_one_card(args, kwargs, plain)
         kind = self._kind(args, kwargs)
         samples = kind.samples((args, kwargs)) if kind is not None else 0
         if kind is None or samples < self._fewest:
@@ -267,7 +273,7 @@ class SpreadModule:
     def _place(self) -> str:
         """Choose the order of the cards by where the module is; gives why it can't be spread, or nothing."""
         if self._cards is not None:
-            return "" if len(self._cards) > 1 else "there is one card"
+            return ""
         devices = {parameter.device for parameter in self.module.parameters()}
         if len(devices) > 1:
             return f"its parameters are on {len(devices)} devices"
@@ -277,13 +283,11 @@ class SpreadModule:
             return f"it is on {device}, which is none of the cards ({', '.join(map(str, self._given))})"
         first = own[0]
         self._cards = (first, *(card for card in self._given if card is not first))
-        if len(self._cards) == 1:
-            return "there is one card"
         self._prepare()
         return ""
 
     def _prepare(self) -> None:
-        if self._settings.sync_batchnorm:
+        if self._settings.sync_batchnorm and len(self._given) > 1:
             convert_batchnorm(self.module)
         if self._settings.channels_last:
             self.module.to(memory_format=torch.channels_last)
