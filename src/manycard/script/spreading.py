@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from manycard.cards.card import Card
 from manycard.engine.batch import children, map_tensors, tensors_in
@@ -105,6 +106,8 @@ class ScriptSpreading:
         if isinstance(module, nn.DataParallel):
             inner = module.module
             return self(inner, args, kwargs, inner)
+        if isinstance(module, DistributedDataParallel):
+            return plain(*args, **kwargs)  # a rank of the script's own making
         # Held by the module itself, so that both go together: replicas hold the module they are copies of.
         spread = module.__dict__.get(_HELD)
         if spread is None or spread.module is not module or spread not in self._spread:
