@@ -18,14 +18,16 @@ Behaviour:
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
+import json
 import multiprocessing
 import os
+import random
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -38,6 +40,9 @@ from manycard.errors import NeedsRanks, RankFailed, StrategyError
 from manycard.launch import Script, cards_setting, exit_status, launch_script, own_traceback
 from manycard.precision import make_precision
 from manycard.script import Interception, ModuleReport, ScriptSpreading, SpreadSettings
+from manycard.script.noticing import noticing
+from manycard.script.rank_main import RankSettings
+from manycard.script.written_for_ranks import written_for_ranks
 from manycard.strategies import STRATEGIES
 
 __all__ = ["run"]
@@ -178,8 +183,33 @@ def _choose(spec: str) -> tuple[Card, ...]:
 
 
 def _in_ranks(request: _Request, cards: Sequence[Card]) -> _Outcome:
+    if written_for_ranks(request.script):
+        return _started(request.script.argv, cards, request.environment())
+    with tempfile.TemporaryDirectory(prefix="manycard-") as folder:
+        report = Path(folder) / "spread.json"
+        settings = RankSettings(
+            cards=tuple(map(str, cards)),
+            seed=random.SystemRandom().randrange(2**32),
+            own_card=all(card.uuid for card in cards),
+            precision=request.precision,
+            sync_batchnorm=request.sync_batchnorm,
+            compile=request.compile,
+            channels_last=request.channels_last,
+            report=str(report),
+        )
+        # Sets have the same order in every rank only if strings have the same hashes.
+        environment = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", str(settings.seed)), **request.environment()}
+        words = ["-m", "manycard.script.rank_main", settings.word, *request.script.argv]
+        outcome = _started(words, cards, environment, own_card=settings.own_card)
+        reports = json.loads(report.read_text()) if report.exists() else []
+    return replace(outcome, spread=tuple(ModuleReport(**values) for values in reports))
+
+
+def _started(
+    words: Sequence[str], cards: Sequence[Card], environment: dict[str, str], *, own_card: bool = False
+) -> _Outcome:
     try:
-        launch_script(request.script.argv, cards, request.environment())
+        launch_script(words, cards, environment, own_card=own_card)
     except RankFailed as failed:
         return _Outcome(failed.exit_code if failed.exit_code > 0 else 1, failed)
     return _Outcome(0)
@@ -192,7 +222,7 @@ def _in_place(request: _Request, cards: Sequence[Card]) -> _Outcome:
     spreading = ScriptSpreading(_spread_settings(request, cards))
     with (
         Interception(spreading) as calls,
-        _noticing(manycard.Parallel, manycard.DataParallel, then=calls.stop) as made,
+        noticing(manycard.Parallel, manycard.DataParallel, then=calls.stop) as made,
     ):
         calls.active = request.strategy in (None, "dp")
         try:
@@ -232,33 +262,6 @@ def _asked_for(made: inspect.BoundArguments) -> tuple[str, str]:
     if not isinstance(cards, (str, int)):
         cards = ",".join(map(str, cards)) + ("," if len(cards) == 1 else "")
     return made.arguments["strategy"], str(cards)
-
-
-@contextlib.contextmanager
-def _noticing(*kinds: type[Any], then: Callable[[], None]) -> Iterator[list[inspect.BoundArguments]]:
-    """Note with which arguments `kinds` are made meanwhile, and call `then` whenever one is."""
-    made: list[inspect.BoundArguments] = []
-    originals = {kind: kind.__init__ for kind in kinds}
-
-    def noting(original: Any) -> Any:
-        @functools.wraps(original)
-        def note_and_make(*args: Any, **settings: Any) -> None:
-            with contextlib.suppress(TypeError):  # which the call below raises
-                made.append(inspect.signature(original).bind(*args, **settings))
-                made[-1].apply_defaults()
-                del made[-1].arguments["self"]  # so that nothing is kept alive
-            then()
-            original(*args, **settings)
-
-        return note_and_make
-
-    for kind, original in originals.items():
-        kind.__init__ = noting(original)
-    try:
-        yield made
-    finally:
-        for kind, original in originals.items():
-            kind.__init__ = original
 
 
 @contextlib.contextmanager

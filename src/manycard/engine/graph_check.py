@@ -7,7 +7,7 @@ foreign tensor adds nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -53,8 +53,11 @@ class GraphCheck:
         self._leaves[position] = leaves
         self._known.add((position, nodes))
 
-    def compare(self) -> None:
+    def compare(self, shared: Collection[int] = ()) -> None:
         """Compare what the cards' new graphs start from.
+
+        Args:
+            shared: identities of tensors that they may share, where they are parts of one graph.
 
         Raises:
             ModelError: two of them start from the same tensor.
@@ -63,6 +66,8 @@ class GraphCheck:
         found, self._leaves = self._leaves, {}
         for position, leaves in found.items():
             for key, tensor in leaves.items():
+                if key in shared:
+                    continue
                 if key in seen:
                     self._known.clear()
                     raise ModelError(

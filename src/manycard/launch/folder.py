@@ -5,6 +5,7 @@
     RUN/0/failure     there once its script has failed: a `Failure` as JSON
     RUN/1/stdout.log  what a rank other than 0 writes; rank 0 writes straight through
     RUN/1/stderr.log
+    RUN/1/...         what else the rank keeps for the time of the run, in MANYCARD_RANK_FOLDER
 
 Files appear whole: they are written under another name and renamed. Ranks are numbered as LOCAL_RANK is.
 """

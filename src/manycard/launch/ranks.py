@@ -65,13 +65,17 @@ class _Running:
 _running = _Running()
 
 
-def launch_script(argv: Sequence[str], cards: Sequence[Card], env: dict[str, str] | None = None) -> None:
+def launch_script(
+    argv: Sequence[str], cards: Sequence[Card], env: dict[str, str] | None = None, *, own_card: bool = False
+) -> None:
     """Run a script once per card, each in a process of its own.
 
     Args:
         argv: ``[script, *arguments]``, or ``["-m", module, *arguments]``.
         cards: rank i uses ``cards[i]``.
-        env: variables to set in every rank, besides those that torchrun sets, MANYCARD_CARDS and OMP_NUM_THREADS.
+        env: variables to set in every rank, besides those that torchrun sets, MANYCARD_CARDS, OMP_NUM_THREADS and
+            MANYCARD_RANK_FOLDER (a folder for the time of the run).
+        own_card: let each rank see its own GPU alone, as ``cuda:0``, for scripts that name it so.
 
     Raises:
         SettingError: there is nothing to run, or no card to run it on.
@@ -92,7 +96,10 @@ def launch_script(argv: Sequence[str], cards: Sequence[Card], env: dict[str, str
         try:
             with _guarded(run), contextlib.closing(watch):
                 watch.start()
-                _run_agent(script, cards, _rank_environment(cards, env or {}), run, watch)
+                visible = [card.uuid for card in cards] if own_card and not cards[0].simulated else []
+                devices = ["cuda:0"] * len(cards) if visible else [str(card.device) for card in cards]
+                variables = _rank_environment(len(cards), "0," if visible else cards_setting(cards), env or {})
+                _run_agent(script, devices, _RankOutput(run, variables, visible), run, watch)
         except (SignalException, LaunchError):
             if watch.stopped_by is None:
                 raise
@@ -114,11 +121,11 @@ def cards_setting(cards: Sequence[Card]) -> str:
     return ",".join(str(card.device.index) for card in cards) + ("," if len(cards) == 1 else "")
 
 
-def _run_agent(script: Script, cards: Sequence[Card], env: dict[str, str], run: Path, watch: RankWatch) -> None:
+def _run_agent(script: Script, devices: Sequence[str], output: _RankOutput, run: Path, watch: RankWatch) -> None:
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=len(cards),
+        nproc_per_node=len(devices),
         run_id=uuid.uuid4().hex,
         role="manycard",
         rdzv_backend="c10d",
@@ -127,11 +134,10 @@ def _run_agent(script: Script, cards: Sequence[Card], env: dict[str, str], run: 
         local_addr=_LOOPBACK,
         max_restarts=0,
         monitor_interval=0.1,
-        logs_specs=_RankOutput(run, env),
+        logs_specs=output,
         signals_to_handle="",  # RankWatch handles them: the agent's handlers would stay installed for good
     )
-    devices = ",".join(str(card.device) for card in cards)
-    words = [_RANK, str(run), str(os.getpid()), devices, *script.argv]
+    words = [_RANK, str(run), str(os.getpid()), ",".join(devices), *script.argv]
     # The agent treats its arguments as templates: `$$` stands for `$`.
     words = [word.replace("$", "$$") for word in words]
     try:
@@ -154,10 +160,11 @@ def _run_agent(script: Script, cards: Sequence[Card], env: dict[str, str], run: 
 class _RankOutput(LogsSpecs):
     """Rank 0 writes straight through, the others to files; and every rank gets its environment."""
 
-    def __init__(self, run: Path, env: dict[str, str]) -> None:
+    def __init__(self, run: Path, env: dict[str, str], visible: Sequence[str] = ()) -> None:
         super().__init__(log_dir=str(run))
         self._run = run
         self._env = env
+        self._visible = visible
 
     @property
     def root_log_dir(self) -> str:
@@ -169,6 +176,9 @@ class _RankOutput(LogsSpecs):
             variables.update(self._env)
             folder = RankFolder.of(self._run, number)
             folder.path.mkdir()
+            variables["MANYCARD_RANK_FOLDER"] = str(folder.path)
+            if self._visible:
+                variables["CUDA_VISIBLE_DEVICES"] = self._visible[number]
             destinations.stdouts[number] = "" if number == 0 else str(folder.stdout)
             destinations.stderrs[number] = "" if number == 0 else str(folder.stderr)
             # Where torch's own @record writes, in scripts that use it.
@@ -177,17 +187,17 @@ class _RankOutput(LogsSpecs):
         return destinations
 
 
-def _rank_environment(cards: Sequence[Card], env: dict[str, str]) -> dict[str, str]:
-    variables = {"MANYCARD_CARDS": cards_setting(cards)}
+def _rank_environment(ranks: int, cards: str, env: dict[str, str]) -> dict[str, str]:
+    variables = {"MANYCARD_CARDS": cards}
     interface = _loopback_interface()
     if interface:
         variables.update(GLOO_SOCKET_IFNAME=interface, NCCL_SOCKET_IFNAME=interface)
-    if len(cards) > 1:
+    if ranks > 1:
         cores = _cores()
-        variables["OMP_NUM_THREADS"] = str(max(1, cores // len(cards)))
+        variables["OMP_NUM_THREADS"] = str(max(1, cores // ranks))
         if "OMP_NUM_THREADS" not in os.environ and "OMP_NUM_THREADS" not in env:
             print(
-                f"manycard: {len(cards)} ranks share {cores} CPU cores: OMP_NUM_THREADS="
+                f"manycard: {ranks} ranks share {cores} CPU cores: OMP_NUM_THREADS="
                 f"{variables['OMP_NUM_THREADS']} in each (set it yourself to choose another)",
                 file=sys.stderr,
             )
@@ -270,9 +280,11 @@ def _remove(run: Path, *, keep_output: bool) -> None:
         shutil.rmtree(run, ignore_errors=True)
         return
     kept = set(_output_of_others(run))
-    for file in run.glob("*/*"):
-        if file not in kept:
-            file.unlink()
+    for path in run.glob("*/*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path not in kept:
+            path.unlink()
     for folder in run.iterdir():
         with contextlib.suppress(OSError):  # not empty
             folder.rmdir()

@@ -107,9 +107,11 @@ class Script:
 
 def own_traceback(error: BaseException) -> types.TracebackType | None:
     """The traceback of `error` from the script's first frame on; None if none of its lines had run."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code is not Script.run.__code__:
-        trace = trace.tb_next
+    trace, following = None, error.__traceback__
+    while following is not None:
+        if following.tb_frame.f_code is Script.run.__code__:  # the innermost: one script may run another
+            trace = following
+        following = following.tb_next
     if trace is None:  # not raised under Script.run
         return error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _LAUNCHERS:
