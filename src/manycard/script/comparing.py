@@ -27,7 +27,7 @@ from torch import Tensor
 from manycard.diagnosis.finding import Finding
 from manycard.script.causes import find_causes
 from manycard.script.differences import Compared, Difference, Named, StepDifference, Tolerances
-from manycard.script.recording import Recording, StepRecord, together
+from manycard.script.recording import NO_OPTIMIZER, Recording, StepRecord, together
 from manycard.script.samples import same_rows
 
 __all__ = ["Report", "compare"]
@@ -269,6 +269,6 @@ def _not_checked(compared: Compared) -> tuple[str, ...]:
         )
     if compared.many.shuffles and len({step.epoch for step in compared.many.steps}) < 2:
         said.append("whether the order of samples changes between epochs: the steps are those of one epoch")
-    if compared.one.optimizers and compared.one.optimizers[0].kind == "no optimizer":
+    if compared.one.optimizers and compared.one.optimizers[0].kind == NO_OPTIMIZER:
         said.append("updates: the script has no optimizer of PyTorch's, so each backward pass counts as a step")
     return tuple(said)

@@ -35,11 +35,13 @@ from manycard.errors import BatchError
 from manycard.script.calls import Handler
 from manycard.script.check import batchnorm_in_training
 from manycard.script.naming import ParameterNames
-from manycard.script.recording import Call, OptimizerRecord, Recording, StepRecord, keeps_whole, sketch
+from manycard.script.recording import NO_OPTIMIZER, Call, OptimizerRecord, Recording, StepRecord, keeps_whole, sketch
 from manycard.script.samples import rows_of
 from manycard.strategies.rank_model import RankModel
 
-__all__ = ["RecordedEnough", "Recorder"]
+__all__ = ["RecordedEnough", "Recorder", "RecordingHandler"]
+
+Plain = Callable[..., Any]
 
 _NOT_THE_SCRIPTS = tuple(
     f"{Path(path).resolve()}{os.sep}"
@@ -92,6 +94,8 @@ class Recorder:
         self._budget = budget
         self._names = ParameterNames()
         self._since = _Since()
+        self._loose: tuple[str, ...] = ()
+        self._sketched = False
         self._steps: list[StepRecord] = []
         self._waiting: list[StepRecord] = []
         self._optimizers: list[_Optimizer] = []
@@ -104,20 +108,17 @@ class Recorder:
 
     # ---- calls of modules ----------------------------------------------------------------------------------
 
-    def handler(self, inner: Callable[[], Handler | None]) -> Handler:
-        """What is to see a script's outermost calls: records them, and has `inner` do them where there is one."""
-
-        def handle(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plain: Callable[..., Any]) -> Any:
-            by = inner()
-            if not self.listens():
-                return plain(*args, **kwargs)
-            self.note_call(module, (args, kwargs))
-            with self.inside(), self._noting_draws():
-                value = plain(*args, **kwargs) if by is None else by(module, args, kwargs, plain)
-            self._look_at(module)
-            return value
-
-        return handle
+    def call(
+        self, by: Handler | None, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plain: Plain
+    ) -> Any:
+        """Run and record an outermost call of the script's; `by` does it, where it is given."""
+        if not self.listens():
+            return plain(*args, **kwargs)
+        self.note_call(module, (args, kwargs))
+        with self.inside(), self._noting_draws():
+            value = plain(*args, **kwargs) if by is None else by(module, args, kwargs, plain)
+        self._look_at(module)
+        return value
 
     def listens(self) -> bool:
         """Whether what happens now is the script's own doing, and to be recorded."""
@@ -179,6 +180,8 @@ class Recorder:
         of = self._names.parameters()
         whole = keeps_whole(sum(each.numel() for each in of), self._wanted, self._budget)
         now = self._vectors(of, whole)
+        self._sketched = not whole
+        self._loose = self._names.of([of])  # while the modules are there
         self._keep(StepRecord(0, (), (), self._gradients(of, whole), now, before=() if self._steps else now))
 
     # ---- train steps ---------------------------------------------------------------------------------------
@@ -288,20 +291,49 @@ class Recorder:
             known: fields of `Recording` that the recorder can't know.
         """
         precision = next((name for name in ("half", "single", "double") if name in self._precisions), "single")
-        optimizers = [(type(each.optimizer).__name__, _groups(each.optimizer)) for each in self._optimizers]
+        optimizers = [
+            OptimizerRecord(type(each.optimizer).__name__, self._names.of(_groups(each.optimizer)))
+            for each in self._optimizers
+        ]
         if not optimizers and self._steps:
-            optimizers = [("no optimizer", [list[Tensor](self._names.parameters())])]
+            optimizers = [OptimizerRecord(NO_OPTIMIZER, self._loose)]
         return Recording(
             steps=tuple(self._steps),
-            optimizers=tuple(OptimizerRecord(kind, self._names.of(groups)) for kind, groups in optimizers),
+            optimizers=tuple(optimizers),
             cards=self.cards,
             batchnorm=tuple(self._batchnorm),
             precision=precision,
             on_gpu=self._on_gpu,
-            sketched=not all(each.whole for each in self._optimizers),
+            sketched=self._sketched or not all(each.whole for each in self._optimizers),
             **self.facts,
             **known,
         )
+
+
+class RecordingHandler:
+    """Sees a script's outermost calls (a `manycard.script.calls.Handler`), records them, and hands them on.
+
+    Args:
+        recorder: records them.
+        inner: who does them; None for the script itself.
+        one_card: whether to keep what ``nn.DataParallel`` would spread on one card.
+    """
+
+    def __init__(self, recorder: Recorder, inner: Handler | None = None, *, one_card: bool = False) -> None:
+        self._recorder = recorder
+        self._inner = inner
+        self._one_card = one_card
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plain: Plain) -> Any:
+        inner = None if self._recorder.facts["uses_manycard"] else self._inner
+        if self._one_card and isinstance(module, nn.DataParallel):
+            module = plain = module.module
+        return self._recorder.call(inner, module, args, kwargs, plain)
+
+    def close(self) -> None:
+        """No call will come any more."""
+        if self._inner is not None:
+            self._inner.close()
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

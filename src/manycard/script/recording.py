@@ -22,8 +22,10 @@ from torch import Tensor
 
 from manycard.script.samples import Rows, join_rows
 
-__all__ = ["Call", "OptimizerRecord", "Recording", "StepRecord", "keeps_whole", "sketch", "together"]
+__all__ = ["NO_OPTIMIZER", "Call", "OptimizerRecord", "Recording", "StepRecord", "keeps_whole", "sketch", "together"]
 
+NO_OPTIMIZER = "no optimizer"
+"""The kind of a script's that has none of PyTorch's."""
 _BUCKETS = 4096
 _CHUNK = _BUCKETS * 1024
 

@@ -98,7 +98,7 @@ def _run(orders: Orders) -> None:
     from manycard.errors import NeedsRanks
     from manycard.launch import Script, exit_status, own_traceback
     from manycard.script.calls import Interception
-    from manycard.script.recorder import RecordedEnough, Recorder
+    from manycard.script.recorder import RecordedEnough, Recorder, RecordingHandler
     from manycard.script.standing_in import watching
 
     recorder = Recorder(orders.steps, orders.budget)
@@ -107,7 +107,7 @@ def _run(orders: Orders) -> None:
     known: dict[str, Any] = {"ended": "script"}
     _seed()
     with (
-        Interception(recorder.handler(lambda: None if recorder.facts["uses_manycard"] else spreading)),
+        Interception(RecordingHandler(recorder, spreading, one_card=not orders.many)),
         _asking(manycard.Parallel, asked, orders),
         watching(recorder, on_manycard=lambda: None, drop_in_cards=_drop_in_cards(orders), ranks=orders.stands_for),
     ):

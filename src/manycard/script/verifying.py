@@ -12,6 +12,7 @@ Behaviour:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -254,10 +255,22 @@ def _wait_for(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait()
     except BaseException:
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        process.send_signal(signal.SIGTERM)
-        _, left = psutil.wait_procs(family, timeout=_PATIENCE)
-        for survivor in left:
-            survivor.kill()
-        process.wait()
+        _end(process)
         raise
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a run's processes: asked first, so that ranks are stopped by what started them, then killed."""
+    try:
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        family = []
+    process.send_signal(signal.SIGTERM)
+    try:
+        _, left = psutil.wait_procs(family, timeout=_PATIENCE)
+    except KeyboardInterrupt:  # asked twice: no more patience
+        left = [member for member in family if member.is_running()]
+    for survivor in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            survivor.kill()
+    process.wait()
