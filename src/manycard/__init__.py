@@ -10,6 +10,7 @@ from manycard.cards import Card, CardChoice, choose_cards
 from manycard.engine.data_parallel import DataParallel
 from manycard.parallel import Parallel
 from manycard.script.session import load_ipython_extension, spread, unload_ipython_extension
+from manycard.version import __version__
 
 __all__ = [
     "Card",
@@ -23,5 +24,3 @@ __all__ = [
     "spread",
     "unload_ipython_extension",
 ]
-
-__version__ = "0.1.0"

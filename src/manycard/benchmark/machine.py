@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import torch
 
-import manycard
 from manycard.cards import Card
+from manycard.version import __version__
 
 __all__ = ["describe_machine"]
 
@@ -27,6 +27,6 @@ def describe_machine(cards: Sequence[Card]) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "manycard": manycard.__version__,
+        "manycard": __version__,
         "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }

@@ -330,11 +330,6 @@ class RecordingHandler:
             module = plain = module.module
         return self._recorder.call(inner, module, args, kwargs, plain)
 
-    def close(self) -> None:
-        """No call will come any more."""
-        if self._inner is not None:
-            self._inner.close()
-
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module that the script made, inside what it was wrapped in."""
