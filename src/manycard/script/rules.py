@@ -1,12 +1,13 @@
 """The rules that are tried on an output, and the one for losses that are a mean over tokens, not over samples.
 
 A language model that computes its loss in ``forward`` averages over the tokens that aren't padding. Each card's loss
-then counts by its tokens, which the call's own inputs tell: entries of the labels that aren't -100 (without the first
+then counts by its tokens, which the call's own inputs tell: entries of the labels that aren't -100 or -1 (without the first
 of each sequence, where labels are shifted), or entries of a mask that aren't 0.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +22,8 @@ from manycard.script.layout import Joined, JoinRule, Mean, Rows, Same, Selected,
 
 __all__ = ["CountedMean", "rules_for", "tells_means_apart"]
 
-_IGNORED_LABEL = -100
-"""What PyTorch's cross entropy ignores by default."""
+_IGNORED_LABELS = (-100, -1)
+"""What PyTorch's cross entropy ignores by default, and what people tell it to ignore."""
 _PADDING = 0
 """What masks and many vocabularies use for what doesn't count."""
 
@@ -118,7 +119,8 @@ def rules_for(dims: int, batch: Any) -> Iterator[JoinRule]:
         yield Selected(0)
     else:
         # Before the mean over samples: they are the same while nothing is ignored.
-        yield from _counted(batch, _IGNORED_LABEL)
+        for ignored in _IGNORED_LABELS:
+            yield from _counted(batch, ignored)
     yield Mean()
     yield Sum()
     yield Same()
@@ -139,4 +141,5 @@ def tells_means_apart(layout: Joined, batch: Any, sizes: Sequence[int]) -> bool:
     """Whether this call, of a module that returns a mean, tells a mean over tokens from one over samples."""
     if not any(isinstance(rule, Mean | CountedMean) for rule in layout.rules):
         return False
-    return any(rule.uneven(batch, layout.cut, sizes) for rule in _counted(batch, _IGNORED_LABEL))
+    rules = itertools.chain.from_iterable(_counted(batch, ignored) for ignored in _IGNORED_LABELS)
+    return any(rule.uneven(batch, layout.cut, sizes) for rule in rules)

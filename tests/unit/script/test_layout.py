@@ -127,17 +127,18 @@ def test_rules_refuse_shapes_that_do_not_follow() -> None:
 
 
 @pytest.mark.parametrize("shifted", [True, False])
-def test_a_mean_over_tokens_is_weighted_by_tokens(shifted: bool) -> None:
-    labels = torch.tensor([[1, 2, 3, -100], [4, -100, -100, -100], [5, 6, 7, 8]])
+@pytest.mark.parametrize("ignored", [-100, -1])
+def test_a_mean_over_tokens_is_weighted_by_tokens(shifted: bool, ignored: int) -> None:
+    labels = torch.tensor([[1, 2, 3, ignored], [4, ignored, ignored, ignored], [5, 6, 7, 8]])
     values = torch.randn(3, 4, dtype=torch.float64)
     start = 1 if shifted else 0
 
     def loss(rows: slice) -> Tensor:
-        counted = labels[rows, start:] != -100
+        counted = labels[rows, start:] != ignored
         return values[rows, start:][counted].mean()
 
     batch, cut = call(labels), ByTensor((0,))
-    rule = CountedMean(0, -100, shifted)
+    rule = CountedMean(0, ignored, shifted)
     parts = [loss(slice(0, 2)), loss(slice(2, 3))]
     assert rule in list(rules_for(0, batch))
     assert torch.allclose(joined(rule.bind(batch, cut, [2, 1]), parts, [2, 1]), loss(slice(0, 3)))
