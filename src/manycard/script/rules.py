@@ -1,8 +1,8 @@
 """The rules that are tried on an output, and the one for losses that are a mean over tokens, not over samples.
 
 A language model that computes its loss in ``forward`` averages over the tokens that aren't padding. Each card's loss
-then counts by its tokens, which the call's own inputs tell: entries of the labels that aren't -100 or -1 (without the first
-of each sequence, where labels are shifted), or entries of a mask that aren't 0.
+then counts by its tokens, which the call's own inputs tell: entries of the labels that aren't -100 or -1 (without the
+first of each sequence, where labels are shifted), or entries of a mask that aren't 0.
 """
 
 from __future__ import annotations
