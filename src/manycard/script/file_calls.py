@@ -4,7 +4,7 @@ Behaviour:
     * ``open`` (also of ``io``, ``pathlib``, ``tarfile``, ``bz2``), the functions of ``os`` that take a path,
       ``shutil.rmtree`` and ``torch.save`` ask `Files` first; what is built on them (``pathlib``, ``shutil``, ``glob``,
       ``os.path``, ``numpy.save``, ``logging``, PIL) follows.
-    * File descriptors, and paths relative to a folder's descriptor, pass untouched.
+    * File descriptors, and paths relative to a folder's descriptor, pass untouched; so do the files of ``tempfile``.
     * With ``reads=False`` only what writes is stood in for.
     * What is raised names the path that the script gave.
 """
@@ -19,17 +19,20 @@ import os
 import pathlib
 import shutil
 import tarfile
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from manycard.script.rank_files import Files
+from manycard.script.files import Files
 
 __all__ = ["stand_in"]
 
 _SETS = ("supports_dir_fd", "supports_effective_ids", "supports_fd", "supports_follow_symlinks")
+_XATTR = ("listxattr", "getxattr", "setxattr", "removexattr")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _SECONDS_TO_APPEAR = 60.0
 
@@ -46,6 +49,7 @@ def stand_in(files: Files, *, reads: bool) -> Callable[[], None]:
 class _StandIns:
     def __init__(self, files: Files) -> None:
         self._files = files
+        self._aside = threading.local()
         self._undo: list[Callable[[], None]] = []
 
     def put(self, *, reads: bool) -> Callable[[], None]:
@@ -79,12 +83,15 @@ class _StandIns:
         return self._end
 
     def _put_reading(self) -> None:
-        for name in ("stat", "lstat", "access", "readlink"):
+        for name in filter(functools.partial(hasattr, os), ("stat", "lstat", "access", "readlink", *_XATTR[:2])):
             self._os(name, self._reading(getattr(os, name)))
         self._os("listdir", self._listing(os.listdir))
         self._os("scandir", self._scanning(os.scandir))
         self._os("chdir", self._moving(os.chdir))
-        for name in ("chmod", "utime"):
+        self._set(tempfile, "mkdtemp", self._making_temporary(tempfile.mkdtemp, folder_at=2))
+        inner: Any = tempfile._mkstemp_inner  # type: ignore[attr-defined]
+        self._set(tempfile, "_mkstemp_inner", self._making_temporary(inner, folder_at=0))
+        for name in filter(functools.partial(hasattr, os), ("chmod", "utime", "chown", "lchown", *_XATTR[2:])):
             self._os(name, self._changing(getattr(os, name)))
 
     # ---- putting in place ----------------------------------------------------------------------------------
@@ -116,6 +123,8 @@ class _StandIns:
     def _path(self, path: Any, settings: dict[str, Any]) -> str | None:
         """The absolute path, where `files` have a say in it."""
         if isinstance(path, int) or any(settings.get(name) is not None for name in ("dir_fd", "src_dir_fd")):
+            return None
+        if getattr(self._aside, "value", False):
             return None
         try:
             absolute = os.path.abspath(os.fsdecode(path))
@@ -276,6 +285,24 @@ class _StandIns:
             return original(path)
 
         return chdir
+
+    def _making_temporary(self, original: Any, folder_at: int) -> Any:
+        """Temporary files have names that no other rank's have, so they can be real ones."""
+
+        @functools.wraps(original)
+        def make(*args: Any, **settings: Any) -> Any:
+            folder = args[folder_at] if len(args) > folder_at else settings.get("dir")
+            if folder is not None and os.path.abspath(os.fsdecode(folder)) != os.path.abspath(tempfile.gettempdir()):
+                return original(*args, **settings)
+            self._aside.value = True
+            try:
+                made = original(*args, **settings)
+            finally:
+                self._aside.value = False
+            self._files.leave_alone(os.path.abspath(os.fsdecode(made[1] if isinstance(made, tuple) else made)))
+            return made
+
+        return make
 
     def _changing(self, original: Any) -> Any:
         @functools.wraps(original)

@@ -4,7 +4,7 @@ Behaviour:
     * The script sees what it sees under ``python``: its arguments, `__main__`, ``sys.path[0]``; what it raises leaves
       with its own frames first. It runs in every rank, from equal random states.
     * Outermost calls of modules that it trains are spread (`RankSpreading`); files that ranks above 0 write go to an
-      overlay (`manycard.script.rank_files`), and each of them has a folder for temporary files.
+      overlay (`manycard.script.rank_files`).
     * When it has ended, ranks wait for one another, and rank 0 says what was spread.
     * A script that uses manycard itself is left alone from then on.
 
@@ -14,13 +14,10 @@ SETTINGS is a `RankSettings` as JSON. The rank's folder, which the launcher remo
 from __future__ import annotations
 
 import dataclasses
-import getpass
 import json
 import os
 import random
-import re
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,7 +33,8 @@ from manycard.precision import make_precision
 from manycard.script.calls import Interception
 from manycard.script.file_calls import stand_in
 from manycard.script.noticing import noticing
-from manycard.script.rank_files import Journal, JournaledFiles, OverlayFiles, shared
+from manycard.script.rank_files import OverlayFiles, shared
+from manycard.script.rank_journal import Journal, JournaledFiles
 from manycard.script.rank_lockstep import CallCounts
 from manycard.script.rank_spreading import RankSpreading, Team
 from manycard.script.spreading import SpreadSettings
@@ -147,19 +145,10 @@ def _own_files(rank: int, folder: Path) -> Callable[[], None]:
     journal = Journal(folder.parent / "0" / "journal")
     if rank == 0:
         return stand_in(JournaledFiles(journal), reads=False)
-    for name in ("files", "temporary"):
-        (folder / name).mkdir(exist_ok=True)
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", _inductor_cache())
-    alone = [*shared(), str(folder.parent), sys.prefix]
-    tempfile.tempdir = os.environ["TMPDIR"] = str(folder / "temporary")
+    (folder / "files").mkdir(exist_ok=True)
     os.environ["WANDB_MODE"] = "disabled"  # it writes, and speaks, by itself
+    alone = [*shared(), str(folder.parent), sys.prefix]
     return stand_in(OverlayFiles(folder / "files", journal, alone), reads=True)
-
-
-def _inductor_cache() -> str:
-    """Where torch.compile keeps what it has compiled, by default below the folder for temporary files."""
-    user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
-    return os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
 
 
 def _spread_settings(settings: RankSettings, cards: Callable[[], Sequence[Card]]) -> SpreadSettings:
