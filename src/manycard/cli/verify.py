@@ -140,8 +140,9 @@ def _render(console: Console, report: Report) -> None:
     console.print(f"[bold {'green' if report.same else 'red'}]{escape(_verdict(report))}[/]", highlight=False)
     for line in _remarks(report):
         console.print(escape(line), highlight=False)
-    if report.causes:
-        console.print()
+    if not report.causes:
+        return
+    console.print()
     table = Table.grid(padding=(0, 1))
     for cause in report.causes:
         table.add_row(f"[bold {_COLOURS[cause.severity]}]{cause.severity}[/]", escape(cause.cause))
@@ -216,7 +217,7 @@ def _remarks(report: Report) -> list[str]:
     ]
     if report.set_aside:
         shown = ", ".join(report.set_aside[:3]) + (", ..." if len(report.set_aside) > 3 else "")
-        lines.append(f"Set aside, because their gradients are rounding: {len(report.set_aside)} parameters ({shown}).")
+        lines.append(f"Not compared where gradients are nothing but rounding: {shown}.")
     lines.extend(f"Not checked: {what}." for what in report.not_checked)
     return lines
 

@@ -11,8 +11,8 @@ How differences are measured, with g one card's and h many cards' vector:
     parameter      the same, of the parameters after the step
     learning rate  relative
 
-Parameters whose gradient is nothing but rounding in every step so far (a bias before a normalisation) are set aside
-in the comparison of parameters: Adam makes a step of full length of rounding.
+Elements of parameters whose gradient was nothing but rounding in every step so far (a bias before a normalisation, an
+attention's key bias) are set aside in the comparison of parameters: Adam makes a step of full length of rounding.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from manycard.script.samples import same_rows
 __all__ = ["Report", "compare"]
 
 _ROUNDING = 1e-5
-"""A gradient this much smaller than the largest is rounding."""
+"""A gradient this much smaller than the largest of the step is rounding."""
 _TOLERANCES = {
     "double": Tolerances(1e-8, 1e-7, 1e-7),
     "single": Tolerances(1e-4, 1e-3, 1e-3),
@@ -57,7 +57,7 @@ class Report:
     sketched: bool
     """Whether differences of gradients and parameters are estimates."""
     set_aside: tuple[str, ...] = ()
-    """Parameters that were not compared, because their gradients are rounding."""
+    """Parameters that were not compared, or not all of them, because their gradients are rounding."""
     not_checked: tuple[str, ...] = ()
     """What the recordings can't tell."""
     cards: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ def compare(one: Recording, ranks: Sequence[Recording], cards: int) -> Report:
     """
     many = together(ranks)
     tolerances = _SINGLE_ON_GPU if one.on_gpu and one.precision == "single" else _TOLERANCES[one.precision]
-    comparison = _Comparison(one, many, ordered=len(ranks) == 1)
+    comparison = _Comparison(one, many, tolerances.parameter, ordered=len(ranks) == 1)
     steps = tuple(comparison.step(number) for number in range(min(len(one.steps), len(many.steps))))
     first = comparison.initial() or _first(steps, tolerances) or _ended_apart(one, many)
     compared = Compared(one, tuple(ranks), many, steps, first, tolerances, cards)
@@ -111,12 +111,13 @@ def compare(one: Recording, ranks: Sequence[Recording], cards: int) -> Report:
 class _Comparison:
     """Goes through the steps in order."""
 
-    def __init__(self, one: Recording, many: Recording, ordered: bool) -> None:
+    def __init__(self, one: Recording, many: Recording, tolerance: float, *, ordered: bool) -> None:
         self._one = one
         self._many = many
+        self._tolerance = tolerance
         self._ordered = ordered
         self._largest_loss = 0.0
-        self._only_rounding: dict[int, list[bool]] = {}
+        self._only_rounding: dict[int, list[Tensor]] = {}
         self.set_aside: set[str] = set()
 
     def initial(self) -> Difference | None:
@@ -170,17 +171,29 @@ class _Comparison:
 
     def _parameters(self, one: StepRecord, many: StepRecord, names: Sequence[str]) -> list[float]:
         values = _distances(one.parameters, many.parameters)
-        norms = [0.0 if gradient is None else _norm(gradient) for gradient in one.gradients]
-        largest = max(norms, default=0.0)
-        rounding = self._only_rounding.setdefault(one.optimizer, [True] * len(norms))
-        for place, norm in enumerate(norms[: len(rounding)]):
-            rounding[place] = rounding[place] and 0 < norm <= _ROUNDING * largest
-        for place, aside in enumerate(rounding[: len(values)]):
-            if aside:
-                values[place] = 0.0
-        named = zip(names, rounding, strict=False)
-        self.set_aside = (self.set_aside - set(names)) | {name for name, aside in named if aside}
+        largest = max((_norm(parameter) for parameter in one.parameters), default=0.0)
+        masks = self._follow_rounding(one)
+        for place, value in enumerate(values):
+            if value <= self._tolerance or not math.isfinite(value) or place >= len(masks):
+                continue
+            gap = (one.parameters[place].double() - many.parameters[place].double()) * ~masks[place]
+            rest = _norm(gap) / max(largest, 1e-12)
+            if rest <= self._tolerance:
+                values[place] = rest
+                self.set_aside.add(names[place] if place < len(names) else f"parameter {place}")
         return values
+
+    def _follow_rounding(self, one: StepRecord) -> list[Tensor]:
+        """Of each parameter, which elements have had gradients of rounding only, in every step so far."""
+        size = "norm" if self._one.sketched else "elements"
+        sizes = [_gradient_sizes(gradient, size) for gradient in one.gradients]
+        largest = max((float(each.max()) for each in sizes if each.numel() and math.isfinite(each.max())), default=0.0)
+        tiny = [each <= _ROUNDING * largest for each in sizes]
+        before = self._only_rounding.get(one.optimizer, tiny)
+        if len(before) == len(tiny):
+            tiny = [a & b if a.shape == b.shape else b & False for a, b in zip(before, tiny, strict=True)]
+        self._only_rounding[one.optimizer] = tiny
+        return tiny
 
     def _same_data(self, one: StepRecord, many: StepRecord) -> bool:
         if len(one.calls) != len(many.calls):
@@ -238,6 +251,13 @@ def _norm(vector: Tensor) -> float:
     return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
 
 
+def _gradient_sizes(gradient: Tensor | None, of: str) -> Tensor:
+    """The size of each element of a gradient, or of all together, of which a sketch tells no more."""
+    if gradient is None:
+        return torch.tensor([math.inf], dtype=torch.float64)  # no rounding: nothing moves the parameter
+    return gradient.abs() if of == "elements" else torch.tensor([_norm(gradient)], dtype=torch.float64)
+
+
 def _worst(values: Sequence[float], names: Sequence[str]) -> Named:
     if not values:
         return Named("", 0.0)
@@ -269,6 +289,8 @@ def _not_checked(compared: Compared) -> tuple[str, ...]:
         )
     if compared.many.shuffles and len({step.epoch for step in compared.many.steps}) < 2:
         said.append("whether the order of samples changes between epochs: the steps are those of one epoch")
-    if compared.one.optimizers and compared.one.optimizers[0].kind == NO_OPTIMIZER:
+    if not any(step.gradients for step in compared.one.steps):
+        said.append("gradients and parameters: the script has no optimizer of PyTorch's, and calls no module")
+    elif compared.one.optimizers and compared.one.optimizers[0].kind == NO_OPTIMIZER:
         said.append("updates: the script has no optimizer of PyTorch's, so each backward pass counts as a step")
     return tuple(said)

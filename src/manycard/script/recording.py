@@ -213,9 +213,9 @@ def sketch(vector: Tensor) -> Tensor:
     Source: Charikar, Chen and Farach-Colton (2002), https://doi.org/10.1007/3-540-45465-9_59
     """
     generator = torch.Generator().manual_seed(0)
-    total = torch.zeros(_BUCKETS, dtype=torch.float64)
+    total = torch.zeros(_BUCKETS, dtype=torch.float64, device="cpu")
     for part in torch.split(vector, _CHUNK):
-        signs = torch.randint(2, (len(part),), generator=generator, dtype=torch.int8).mul_(2).sub_(1)
+        signs = torch.randint(2, (len(part),), generator=generator, dtype=torch.int8, device="cpu").mul_(2).sub_(1)
         signed = part.to(torch.float64) * signs
         short = -len(signed) % _BUCKETS
         total += torch.nn.functional.pad(signed, (0, short)).view(-1, _BUCKETS).sum(0)

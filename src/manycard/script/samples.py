@@ -5,7 +5,7 @@ images, an encoder's features) differ in their last bits between one card and se
 projections and its norm beside the hash: rows are *close* when their whole numbers are equal and these agree within
 `_CLOSE`.
 
-The rows of a call are taken along dimension 0 of its first tensor, from every tensor as long as that.
+All of it is on the host and of a dtype of its own, whatever the script's defaults are. The rows of a call are taken along dimension 0 of its first tensor, from every tensor as long as that.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def rows_of(batch: Any) -> Rows:
     length = len(tensors[0]) if tensors else 0
     exact = [hashlib.blake2b(digest_size=8) for _ in range(length)]
     whole = [hashlib.blake2b(digest_size=8) for _ in range(length)]
-    floats = torch.zeros(length, 3, dtype=torch.float64)
+    floats = torch.zeros(length, 3, dtype=torch.float64, device="cpu")
     for tensor in tensors:
         if len(tensor) != length or tensor.numel() == 0:
             continue
@@ -111,7 +111,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=8)
 def _directions(length: int) -> Tensor:
-    return torch.randn(length, 2, generator=torch.Generator().manual_seed(0))
+    return torch.randn(length, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
 
 
 def _projected(flat: Tensor) -> Tensor:
@@ -121,4 +121,4 @@ def _projected(flat: Tensor) -> Tensor:
 
 def _digests(hashes: Sequence[Any]) -> Tensor:
     numbers = [int.from_bytes(each.digest(), "little", signed=True) for each in hashes]
-    return torch.tensor(numbers, dtype=torch.int64)
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")

@@ -216,7 +216,9 @@ class _Runs:
 
     def _record(self, orders: Orders) -> list[Recording]:
         """Run one side; gives the recording of each of its processes."""
-        side = f"on {len(self.cards)} cards" if orders.many else "on one card"
+        # A script of manycard's may choose cards of its own.
+        many = f"on {len(self.cards)} cards" if self.settings.cards else "on many cards"
+        side = many if orders.many else "on one card"
         self.say(f"running {self.settings.script.name} {side}, {orders.steps} steps at most")
         folder = Path(orders.folder)
         folder.mkdir()

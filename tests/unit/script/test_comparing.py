@@ -391,6 +391,27 @@ def test_parameters_that_follow_rounding_are_set_aside() -> None:
     assert not real.same
 
 
+def test_a_part_of_a_parameter_that_follows_rounding_is_set_aside() -> None:
+    """The keys' third of an attention's bias."""
+    third = torch.zeros(30)
+    third[10:20] = 1.0
+
+    def tiny(sign: int, more: float = 0.0) -> Change:
+        def change(number: int, step: StepRecord) -> StepRecord:
+            weight, bias = step.gradients
+            assert weight is not None
+            parameter = step.parameters[0] + sign * third + more * (1 - third)
+            gradient = weight * (1 - third) + sign * 1e-9 * third
+            return replace(step, gradients=(gradient, bias), parameters=(parameter, step.parameters[1]))
+
+        return change
+
+    report = compare(_recording(tiny(1)), [_recording(tiny(-1))], 2)
+    assert report.same
+    assert report.set_aside == ("fc.weight",)
+    assert not compare(_recording(tiny(1)), [_recording(tiny(-1, more=0.01))], 2).same
+
+
 def test_double_precision_is_held_to_more() -> None:
     def nudge(number: int, step: StepRecord) -> StepRecord:
         return replace(step, losses=(step.losses[0] * (1 + 1e-6),))
