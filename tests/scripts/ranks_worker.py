@@ -26,7 +26,7 @@ import torch._dynamo
 import torch.distributed as dist
 
 from manycard.launch import Script, exit_status
-from manycard.script.rank_main import RankSettings, run_in_rank
+from manycard.script.ranks.main import RankSettings, run_in_rank
 
 SECONDS = 100
 
