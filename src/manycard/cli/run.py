@@ -41,7 +41,7 @@ from manycard.launch import Script, cards_setting, exit_status, launch_script, o
 from manycard.precision import make_precision
 from manycard.script import Interception, ModuleReport, ScriptSpreading, SpreadSettings
 from manycard.script.noticing import noticing
-from manycard.script.rank_main import RankSettings
+from manycard.script.ranks.main import RankSettings
 from manycard.script.written_for_ranks import written_for_ranks
 from manycard.strategies import STRATEGIES
 
@@ -199,7 +199,7 @@ def _in_ranks(request: _Request, cards: Sequence[Card]) -> _Outcome:
         )
         # Sets have the same order in every rank only if strings have the same hashes.
         environment = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", str(settings.seed)), **request.environment()}
-        words = ["-m", "manycard.script.rank_main", settings.word, *request.script.argv]
+        words = ["-m", "manycard.script.ranks.main", settings.word, *request.script.argv]
         outcome = _started(words, cards, environment, own_card=settings.own_card)
         reports = json.loads(report.read_text()) if report.exists() else []
     return replace(outcome, spread=tuple(ModuleReport(**values) for values in reports))

@@ -23,10 +23,10 @@ from rich.table import Table
 
 from manycard.cli.options import CardsOption, JsonOption, print_json, say
 from manycard.launch import Script
-from manycard.script.comparing import Report
-from manycard.script.differences import Difference, Named, StepDifference
-from manycard.script.verifying import TORCHRUN, ScriptFailedError, VerifySettings
-from manycard.script.verifying import verify as run_and_compare
+from manycard.script.verify.comparing import Report
+from manycard.script.verify.differences import Difference, Named, StepDifference
+from manycard.script.verify.verifying import TORCHRUN, ScriptFailedError, VerifySettings
+from manycard.script.verify.verifying import verify as run_and_compare
 from manycard.strategies import STRATEGIES
 
 __all__ = ["verify"]

@@ -5,7 +5,7 @@ joined, on the drop-in's engine; the script sees whole batches and whole outputs
 
 Behaviour:
     * The first call of a module, and of every new kind of call (other structure, dtypes, mode), is compared with one
-      card (`manycard.script.check`); what can't be cut stays on one card, said once, with the reason.
+      card (`manycard.script.comparison.check`); what can't be cut stays on one card, said once, with the reason.
     * Later calls are compared again, after 2, 4, 8, ... of them: what a batch holds (padding, lengths) may decide
       whether cutting changes the result. A module found different from then on stays on one card.
     * Calls with fewer than two samples run on one card.
@@ -33,10 +33,10 @@ from manycard.engine.sizes import shard_sizes
 from manycard.engine.spreader import Spreader
 from manycard.engine.sync_batchnorm import convert_batchnorm
 from manycard.errors import BatchError
-from manycard.script.check import Verdict, batchnorm_in_training, find_layout
+from manycard.script.comparison.check import Verdict, batchnorm_in_training, find_layout
+from manycard.script.comparison.rules import tells_means_apart
 from manycard.script.means import SpreadsCalls
 from manycard.script.output import printing_once
-from manycard.script.rules import tells_means_apart
 
 __all__ = ["ModuleReport", "ScriptSpreading", "SpreadModule", "SpreadSettings"]
 

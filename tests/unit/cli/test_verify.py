@@ -143,9 +143,7 @@ def test_a_script_with_parallel(place: Playground, capsys: pytest.CaptureFixture
     assert _nothing_left(place)
 
 
-def test_a_plain_script_follows_no_strategy_with_ranks(
-    place: Playground, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plain_script_follows_no_strategy_with_ranks(place: Playground, capsys: pytest.CaptureFixture[str]) -> None:
     script = place.write("train.py", PLAIN)
     assert main(["verify", "--strategy", "ddp", "--cards", "cpu:2", script, "relu"]) == 2
     assert "train.py makes no mc.Parallel that could follow it" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""Files of a script that runs in every rank."""

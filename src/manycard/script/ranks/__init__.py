@@ -1,0 +1,1 @@
+"""Unmodified scripts with one process a card."""

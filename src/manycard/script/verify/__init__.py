@@ -1,0 +1,1 @@
+"""Proving that many cards compute what one card computes."""

@@ -1,0 +1,188 @@
+"""What a comparison with one card finds: the right layout, or the reason why there is none."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from manycard.cards import choose_cards
+from manycard.script.comparison.check import Verdict, find_layout
+from manycard.script.comparison.layout import ByTensor, Mean, Rows, TimeFirst
+
+CARDS = choose_cards("cpu:2").cards
+KEPT: list[Tensor] = []
+
+
+class Calls(nn.Module):
+    """A linear layer and whatever a function makes of it."""
+
+    def __init__(self, function: Any, features: int = 4) -> None:
+        super().__init__()
+        self.layer = nn.Linear(features, 3)
+        self.register_buffer("total", torch.zeros(3))
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
+
+
+def verdict(function: Any, *args: Any, features: int = 4, **kwargs: Any) -> Verdict:
+    torch.manual_seed(0)
+    return find_layout(Calls(function, features), CARDS, args, kwargs)
+
+
+def stores(self: Any, x: Tensor) -> Tensor:
+    self.seen = self.layer(x)
+    return self.seen.sum(1)
+
+
+def leaks(self: Any, x: Tensor) -> Tensor:
+    KEPT.append(self.layer(x))
+    return KEPT[-1].sum(1)
+
+
+def counts(self: Any, x: Tensor) -> Tensor:
+    self.total += x.sum(0)[:3].detach()
+    return self.layer(x)
+
+
+def writes(self: Any, x: Tensor) -> Tensor:
+    x.mul_(2)
+    return self.layer(x)
+
+
+def prints(self: Any, x: Tensor) -> Tensor:
+    print(len(x))
+    return self.layer(x)
+
+
+def permutes(self: Any, x: Tensor) -> Tensor:
+    return self.layer(x[torch.randperm(len(x))])
+
+
+def test_the_batch_is_the_first_dimension() -> None:
+    found = verdict(lambda self, x: self.layer(x), torch.randn(8, 4))
+    assert found.layout is not None
+    assert (found.layout.cut, found.layout.rules) == (ByTensor((0,)), (Rows(0),))
+    assert not found.draws
+
+
+def test_a_sequence_as_long_as_the_batch_is_told_from_it_by_values() -> None:
+    found = verdict(lambda self, x: self.layer(x.cumsum(0)), torch.randn(6, 6, 4))
+    assert found.layout is not None
+    assert found.layout.cut == ByTensor((1,))
+
+
+def test_time_first_rows_are_told_from_sample_first_rows() -> None:
+    found = verdict(lambda self, x: self.layer(x.cumsum(0)).view(-1, 3), torch.randn(5, 6, 4))
+    assert found.layout is not None
+    assert found.layout.rules == (TimeFirst(0),)
+
+
+def test_a_mask_that_is_no_part_of_the_batch_stays_whole() -> None:
+    def attend(self: Any, x: Tensor, mask: Tensor) -> Tensor:
+        return (x @ x.transpose(1, 2) + mask).softmax(-1) @ self.layer(x)
+
+    found = verdict(attend, torch.randn(5, 5, 4), torch.randn(5, 5))
+    assert found.layout is not None
+    assert found.layout.cut == ByTensor((0, None))
+
+
+def test_a_mean_loss_inside() -> None:
+    found = verdict(lambda self, x, y: F.cross_entropy(self.layer(x), y), torch.randn(9, 4), torch.arange(9) % 3)
+    assert found.layout is not None
+    assert found.layout.rules[0] == Mean() or "CountedMean" in str(found.layout.rules[0])
+
+
+def test_draws_are_noticed_and_pinned() -> None:
+    for function in (
+        lambda self, x: self.layer(x + torch.randn_like(x)),
+        lambda self, x: F.dropout(self.layer(x), 0.5),
+        lambda self, x: self.layer(x) * (random.random() < 2) * random.random(),
+        lambda self, x: self.layer(x) * float(np.random.rand()),
+    ):
+        found = verdict(function, torch.randn(8, 4))
+        assert found.layout is not None
+        assert found.draws
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda self, x: self.layer(x).softmax(0), "changes output 0"),
+        (lambda self, x: torch.cdist(self.layer(x), self.layer(x)).mean(), "changes output 0"),
+        (lambda self, x: self.layer(x - x.mean(0)), "changes output 0"),
+        (lambda self, x: self.layer(x).sum() / 7 * len(x), "changes output 0"),
+        (stores, "forward keeps what it sees of the batch in Calls.seen"),
+        (leaks, "forward leaves tensors outside the module"),
+        (counts, "forward computes buffer total from the whole batch"),
+        (writes, "forward writes into its input"),
+        (prints, "forward prints what it sees of the batch"),
+        (permutes, "forward gives another result each time"),
+    ],
+    ids=["softmax", "pairs", "centred", "odd", "attribute", "global", "buffer", "in_place", "prints", "permutes"],
+)
+def test_what_cutting_would_change_is_refused(function: Any, reason: str) -> None:
+    found = verdict(function, torch.randn(8, 4))
+    assert found.layout is None
+    assert reason in found.reason
+    assert not KEPT
+
+
+def test_a_small_difference_is_no_rounding() -> None:
+    """The loss differs by 1e-6 only, which in fp32 would pass for another order of summation."""
+    found = verdict(lambda self, x: self.layer(x).mean() * (1 + 1e-6 * x.std(0).mean()), torch.randn(8, 4))
+    assert found.layout is None
+    assert "changes output 0" in found.reason
+
+
+def test_a_gradient_that_would_differ_is_found_though_values_agree() -> None:
+    class Surprise(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.samples = len(x)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient * ctx.samples
+
+    found = verdict(lambda self, x: Surprise.apply(self.layer(x)), torch.randn(8, 4))
+    assert found.layout is None
+    assert "changes the gradient of layer." in found.reason
+
+
+def test_nothing_of_the_scripts_is_touched() -> None:
+    torch.manual_seed(5)
+    module = Calls(lambda self, x: F.dropout(self.layer(x), 0.3))
+    x = torch.randn(8, 4, requires_grad=True)
+    state, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    assert find_layout(module, CARDS, (x,), {}).layout is not None
+    assert torch.equal(torch.get_rng_state(), state)
+    assert random.getstate() == python
+    assert np.random.get_state()[1].tolist() == numpy
+    assert all(torch.equal(before[key], value) for key, value in module.state_dict().items())
+    assert x.grad is None
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_module_that_needs_fp32_is_compared_in_fp32() -> None:
+    found = verdict(lambda self, x: self.layer(x.float().to(self.layer.weight.dtype).float()), torch.randn(8, 4))
+    assert found.layout is not None
+
+
+def test_a_module_that_raises_is_left_to_raise_by_itself() -> None:
+    def fail(self: Any, x: Tensor) -> Tensor:
+        raise KeyError("no such word")
+
+    found = verdict(fail, torch.randn(8, 4))
+    assert found.layout is None
+    assert "KeyError" in found.reason
