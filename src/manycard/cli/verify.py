@@ -198,7 +198,7 @@ def _in_words(first: Difference) -> str:
     if first.what == "number of steps":
         return f"one of the runs ends before step {first.step}{where}"
     what = {
-        "data": "the samples differ",
+        "data": "what modules are given differs",
         "loss": f"the loss differs{size}",
         "gradient": f"the gradient of {first.name} differs{size} of the largest gradient",
         "learning rate": f"the learning rate differs{size}",

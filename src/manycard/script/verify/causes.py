@@ -48,7 +48,7 @@ def _seeds(compared: Compared) -> Finding | None:
 
 def _other_data(compared: Compared) -> Finding | None:
     at = compared.at
-    if at is None or compared.first is None or compared.first.what != "data":
+    if at is None or compared.first is None or compared.first.what != "data" or compared.inputs_follow:
         return None
     if same_samples(compared) is not None:
         return None
@@ -309,8 +309,9 @@ def _all_near(one: Sequence[float], many: Sequence[float]) -> bool:
 def _sizes(compared: Compared) -> str:
     at = compared.at
     assert at is not None, "numbers differ in a step"
-    value = compared.first.value if compared.first is not None else math.nan
-    return f"the first difference, in step {at.number}, is {value:.2g}"
+    if compared.first is None or compared.inputs_follow:
+        return f"in step {at.number} what one module computes for another differs first"
+    return f"the first difference, in step {at.number}, is {compared.first.value:.2g}"
 
 
 def _share(samples: Sequence[int], known: set[int]) -> float:

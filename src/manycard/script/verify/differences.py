@@ -105,7 +105,22 @@ class Compared:
     @property
     def in_numbers(self) -> bool:
         """Whether the first difference is one of numbers that forward and backward compute."""
-        return self.first is not None and self.first.what in ("loss", "gradient", "parameter")
+        if self.first is None:
+            return False
+        return self.first.what in ("loss", "gradient", "parameter") or self.inputs_follow
+
+    @property
+    def inputs_follow(self) -> bool:
+        """Whether inputs differ because of what forward does on many cards.
+
+        In one process both runs draw the same data. Where forward draws, or takes statistics, what one module
+        computes for the next differs, and so do draws that come later.
+        """
+        if self.at is None or self.first is None or self.first.what != "data" or len(self.ranks) > 1:
+            return False
+        one, many = (recording.steps[self.at.number - 1] for recording in (self.one, self.many))
+        alike = [len(call.rows) for call in one.calls] == [len(call.rows) for call in many.calls]
+        return alike and (self.one.draws or bool(self.many.batchnorm))
 
     @property
     def not_comparable(self) -> bool:

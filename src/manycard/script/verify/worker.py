@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import random
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -84,6 +85,7 @@ def _launch(orders: Orders, path: Path) -> None:
     cards = choose_cards(orders.cards or orders.default_cards).cards
     if not orders.many:
         cards = cards[:1]
+    tempfile.tempdir = orders.folder  # where output of failed ranks is kept, no longer than the recordings
     environment = {"MANYCARD_STRATEGY": orders.strategy} if orders.strategy else {}
     try:
         launch_script([__file__, str(path)], cards, environment)

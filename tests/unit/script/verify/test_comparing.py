@@ -192,6 +192,19 @@ def test_batchnorm_and_draws_are_named_only_where_numbers_differ() -> None:
     assert compare(_recording(draws=True), [_recording(batchnorm=("ResNet",))], 2).causes == ()
 
 
+def test_inputs_that_follow_from_forward_are_laid_to_it() -> None:
+    """A discriminator sees what a generator with BatchNorm has drawn."""
+
+    def others(number: int, step: StepRecord) -> StepRecord:
+        return replace(step, calls=(*step.calls, *_call(_batch(number) * 1.1)))
+
+    plain = _recording(lambda number, step: replace(step, calls=step.calls * 2))
+    report = compare(plain, [_recording(others, batchnorm=("Generator",))], 2)
+    assert report.first is not None
+    assert report.first.what == "data"
+    _only_cause(report, "BatchNorm")
+
+
 @pytest.mark.parametrize(
     ("rates", "words"),
     [
