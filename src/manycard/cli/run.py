@@ -31,15 +31,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import torch
 import typer
 
 import manycard
 from manycard.cards import Card, choose_cards
 from manycard.cli.options import CardsOption, JsonOption, PrecisionOption, print_json, say
-from manycard.errors import NeedsRanks, RankFailed, StrategyError
+from manycard.errors import NeedsRanks, RankFailed, SettingError, StrategyError
 from manycard.launch import Script, cards_setting, exit_status, launch_script, own_traceback
 from manycard.precision import make_precision
-from manycard.script import Interception, ModuleReport, ScriptSpreading, SpreadSettings
+from manycard.script import FedLoaders, Interception, ModuleReport, ScriptSpreading, SpreadSettings
 from manycard.script.noticing import noticing
 from manycard.script.ranks.main import RankSettings
 from manycard.script.written_for_ranks import written_for_ranks
@@ -60,6 +61,7 @@ class _Request:
     sync_batchnorm: bool = False
     compile: bool = False
     channels_last: bool = False
+    loader: str | None = None
 
     def __post_init__(self) -> None:
         self.script.check()
@@ -68,6 +70,12 @@ class _Request:
             raise StrategyError("--strategy", self.strategy, "there is no such strategy", fix=f"choose one of {known}")
         if self.precision is not None:
             make_precision(self.precision)
+        if self.loader not in (None, "auto"):
+            raise SettingError(
+                "--loader", self.loader, "there is no such way", fix="write --loader auto, or leave it out"
+            )
+        if self.loader is not None and self.has_ranks:
+            raise SettingError("--loader", self.loader, "ranks read with the script's own loaders", fix="leave it out")
 
     @property
     def has_ranks(self) -> bool:
@@ -132,6 +140,15 @@ def run(
     channels_last: Annotated[
         bool, typer.Option("--channels-last", help="Keep images and convolutions in channels-last memory format.")
     ] = False,
+    loader: Annotated[
+        str | None,
+        typer.Option(
+            "--loader",
+            metavar="auto",
+            help="auto: give workers and read-ahead to DataLoaders that are made without.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Run a script on all the cards: one that uses manycard, or one written for a single card.
@@ -141,7 +158,7 @@ def run(
 
     A script that doesn't use manycard runs once, and each call of a module that it trains is spread over the cards.
     The first calls are compared with one card; what can't be spread stays on one, and is said. --sync-batchnorm,
-    --compile and --channels-last are for such scripts.
+    --compile, --channels-last and --loader are for such scripts.
 
     \b
     Examples:
@@ -160,6 +177,7 @@ def run(
         sync_batchnorm,
         compile_module,
         channels_last,
+        loader,
     )
     start = time.monotonic()
     folder, environment = os.getcwd(), dict(os.environ)
@@ -223,6 +241,7 @@ def _in_place(request: _Request, cards: Sequence[Card]) -> _Outcome:
     with (
         Interception(spreading) as calls,
         noticing(manycard.Parallel, manycard.DataParallel, then=calls.stop) as made,
+        FedLoaders(pin_memory=torch.cuda.is_available()) if request.loader else contextlib.nullcontext(),
     ):
         calls.active = request.strategy in (None, "dp")
         try:

@@ -2,7 +2,8 @@
 
 A ``DataLoader`` made without workers reads while the cards wait. `FedLoaders` gives such loaders worker processes,
 pinned memory where the cards are GPUs, and batches read ahead. Order and shuffling stay; random augmentation is drawn
-in the workers, and so differs from a run without.
+in the workers, and so differs from a run without. Workers are made anew for each epoch: what the script changes in its
+dataset between epochs reaches them.
 
 Left alone: loaders with workers of their own, and loaders in a process that may use one core only.
 """
@@ -50,7 +51,6 @@ class FedLoaders:
                 self.fed += 1
                 given.arguments["num_workers"] = self.workers
                 given.arguments.setdefault("pin_memory", self._pin_memory)
-                given.arguments.setdefault("persistent_workers", True)
                 given.arguments.setdefault("prefetch_factor", _AHEAD)
             original(*given.args, **given.kwargs)
 

@@ -66,8 +66,51 @@ def test_a_plain_script_runs_in_place_and_is_told_so(place: Playground) -> None:
     script = place.write("train.py", "import os, sys\nprint(sys.argv, __name__)\n")
     status, out, err = _run(place, script, "--cards", "9", "--", "-m")
     assert (status, out) == (0, f"{[script, '--cards', '9', '--', '-m']} __main__\n")
-    assert len(err) == 1
-    assert "ran on one card" in err[0]
+    assert err == ["manycard: nothing was spread: no module with parameters that require gradients was called"]
+
+
+SINGLE_CARD = """
+import sys, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(20, 4)), batch_size=int(sys.argv[1]), shuffle=True)
+for (x,) in loader:
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"{loss.item():.5f}")
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_single_card_script_is_spread_and_prints_the_same_log(place: Playground) -> None:
+    script = place.write("train.py", SINGLE_CARD)
+    plain = place.run(script, "8").stdout
+    assert len(plain.splitlines()) == 3
+    said = "Linear was spread in 3 of 3 calls"
+    for words in (
+        ["--cards", "cpu:3"],
+        ["--cards", "cpu:2", "--loader", "auto"],
+        ["--strategy", "ddp", "--cards", "cpu:2"],
+    ):
+        status, out, err = _run(place, *words, script, "8")
+        assert (status, out) == (0, plain)
+        assert any(said in line for line in err)
+    status, out, err = _run(place, "--cards", "cpu:2", "--json", script, "8")
+    document = json.loads(out)
+    assert (status, document["spread"][0]["spread"], document["spread"][0]["samples"]) == (0, 3, 20)
+
+
+def test_options_for_loaders_are_checked(place: Playground, capsys: pytest.CaptureFixture[str]) -> None:
+    script = place.write("train.py", "")
+    assert main(["run", "--loader", "fast", script]) == 2
+    assert main(["run", "--loader", "auto", "--strategy", "ddp", "--cards", "cpu:2", script]) == 2
+    assert capsys.readouterr().err.count("--loader") >= 2
 
 
 def test_a_script_that_raises_shows_pythons_own_traceback(place: Playground) -> None:
