@@ -15,6 +15,7 @@ Behaviour:
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from manycard.engine.batch import tensors_in
-from manycard.errors import LockstepError
+from manycard.errors import BatchError, LockstepError
 from manycard.strategies.peers import Peers
 
 __all__ = ["CallCounts", "check_lockstep", "is_due"]
@@ -85,7 +86,9 @@ def _most(of_ranks: Tensor, peers: Peers) -> tuple[list[float], list[float]]:
 
 def _fingerprint(module: nn.Module, batch: Any, calls: int) -> list[float]:
     """Which call it is; the whole numbers; the others and their size; the parameters and their size."""
-    tensors = list(tensors_in(batch))
+    tensors: list[Tensor] = []
+    with contextlib.suppress(BatchError):  # what can't be cut is not looked into
+        tensors.extend(tensors_in(batch))
     call = (type(module).__qualname__, calls, [(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors])
     exact, content, size = zlib.crc32(repr(call).encode()), 0.0, 0.0
     integers = 0

@@ -2,7 +2,7 @@
 
 Behaviour:
     * The script sees what it sees under ``python``: its arguments, `__main__`, ``sys.path[0]``; what it raises leaves
-      with its own frames first. It runs in every rank, from equal random states.
+      with its own frames first. It runs in every rank, from equal random states, and no variable tells it so.
     * Outermost calls of modules that it trains are spread (`RankSpreading`); files that ranks above 0 write go to an
       overlay (`manycard.script.files.overlay`).
     * When it has ended, ranks wait for one another, and rank 0 says what was spread.
@@ -36,6 +36,7 @@ from manycard.script.files.calls import stand_in
 from manycard.script.files.journal import Journal, JournaledFiles
 from manycard.script.files.overlay import OverlayFiles, shared
 from manycard.script.noticing import noticing
+from manycard.script.ranks.environment import RankVariables
 from manycard.script.ranks.lockstep import CallCounts
 from manycard.script.ranks.spreading import RankSpreading, Team
 from manycard.script.spreading import SpreadSettings
@@ -89,6 +90,7 @@ def run_in_rank(settings: RankSettings, script: Script, folder: Path) -> None:
         folder: this rank's; rank 0's is ``0`` beside it.
     """
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    variables = RankVariables()
     _seed(settings.seed)
     let_files_be = _own_files(rank, folder)
 
@@ -99,7 +101,8 @@ def run_in_rank(settings: RankSettings, script: Script, folder: Path) -> None:
         return [Card(position, device()) for position in range(world)]
 
     def join() -> Team:
-        peers = Ranks(Card(rank, device()))
+        with variables.shown():
+            peers = Ranks(Card(rank, device()))
         return Team(peers, device(), CallCounts(folder.parent / "0" / "calls", rank, world), settings.cards)
 
     spreading = RankSpreading(_spread_settings(settings, cards), join)
@@ -108,6 +111,7 @@ def run_in_rank(settings: RankSettings, script: Script, folder: Path) -> None:
         def leave_alone() -> None:
             calls.stop()
             let_files_be()
+            variables.put_back()
             _check_sees_all_cards(settings)
 
         with noticing(Parallel, DataParallel, then=leave_alone) as made:
@@ -118,6 +122,8 @@ def run_in_rank(settings: RankSettings, script: Script, folder: Path) -> None:
                 if exit_status(request)[0] != 0:
                     raise
                 ended = request
+            finally:
+                variables.put_back()
     if not made:
         _finish(spreading, settings, rank)
     if ended is not None:
