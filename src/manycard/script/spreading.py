@@ -8,7 +8,7 @@ Behaviour:
       card (`manycard.script.comparison.check`); what can't be cut stays on one card, said once, with the reason.
     * Later calls are compared again, after 2, 4, 8, ... of them: what a batch holds (padding, lengths) may decide
       whether cutting changes the result. A module found different from then on stays on one card.
-    * Calls with fewer than two samples run on one card.
+    * Calls with fewer than two samples run on one card, and so do those that leave a card's BatchNorm one sample.
     * A script that uses manycard itself is left alone from then on.
 """
 
@@ -18,6 +18,7 @@ import itertools
 import sys
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -110,7 +111,7 @@ class ScriptSpreading:
             return plain(*args, **kwargs)  # a rank of the script's own making
         # Held by the module itself, so that both go together: replicas hold the module they are copies of.
         spread = module.__dict__.get(_HELD)
-        if spread is None or spread.module is not module or spread not in self._spread:
+        if not isinstance(spread, SpreadModule) or spread.module is not module or spread not in self._spread:
             self.cards = self.cards or tuple(self.settings.choose())
             report = ModuleReport(type(module).__name__)
             self.reports.append(report)
@@ -187,8 +188,8 @@ class SpreadModule:
         """A copy of the module is another module."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A module that is saved whole is saved without."""
-        return type(None), ()
+        """A module that is saved whole is saved without: with an empty dictionary, which weights_only allows."""
+        return OrderedDict, ()
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], plain: Callable[..., Any]) -> Any:
         """Give the result of one outermost call."""
@@ -200,7 +201,7 @@ class SpreadModule:
             return self._on_one_card(args, kwargs, plain)
         kind = self._kind(args, kwargs)
         samples = kind.samples((args, kwargs)) if kind is not None else 0
-        if kind is None or samples < self._fewest:
+        if kind is None or samples < self._fewest or self._starves_batchnorm(samples, args, kwargs):
             return self._on_one_card(args, kwargs, plain)
         spreader = self._spreader = self._spreader or self._make_spreader()
         with spreader.lock:
@@ -217,6 +218,14 @@ class SpreadModule:
     def _on_one_card(self, args: tuple[Any, ...], kwargs: dict[str, Any], plain: Callable[..., Any]) -> Any:
         self._report.whole += 1
         return self._around(plain, args, kwargs)
+
+    def _starves_batchnorm(self, samples: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a card would hold one sample, from which BatchNorm1d refuses to take statistics."""
+        if samples >= 2 * len(self._given) or not batchnorm_in_training(self.module):
+            return False
+        why = "a card would hold one sample, too few for BatchNorm's statistics (--sync-batchnorm takes them from all)"
+        self._say_whole(why, args, kwargs)
+        return True
 
     def _spread(self, spreader: SpreadsCalls, kind: _Kind, samples: int) -> Callable[..., Any]:
         layout = kind.verdict.layout

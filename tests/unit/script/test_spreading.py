@@ -207,6 +207,25 @@ def test_copies_and_saved_modules_are_without(spreading: ScriptSpreading) -> Non
     assert [report.spread for report in spreading.reports] == [4, 1, 1, 1]
 
 
+def test_modules_saved_whole_load_by_weights_only(spreading: ScriptSpreading) -> None:
+    model, x, file = nn.Sequential(nn.Linear(4, 2)), torch.randn(6, 4), io.BytesIO()
+    expected = model(x)
+    torch.save(model, file)
+    file.seek(0)
+    with torch.serialization.safe_globals([nn.Sequential, nn.Linear]):
+        assert torch.equal(torch.load(file, weights_only=True)(x), expected)
+
+
+def test_a_batch_too_small_for_batchnorm_runs_on_one_card(
+    spreading: ScriptSpreading, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
+    for rows in (12, 4, 6):
+        model(torch.randn(rows, 4))
+    assert [(report.spread, report.whole) for report in spreading.reports] == [(2, 1)]
+    assert "runs on one card when called with (4, 4): a card would hold one sample" in capsys.readouterr().err
+
+
 def test_threads_of_the_script_are_served_in_turn(spreading: ScriptSpreading) -> None:
     torch.manual_seed(0)
     model, x = nn.Linear(4, 2), torch.randn(6, 4)
