@@ -48,10 +48,14 @@ class MadeTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def clear(self) -> None:
         """Take those that are still there out of the lists, sets and dicts that hold them."""
-        for found in gc.get_objects():
-            if type(found) is Tensor and found.layout is torch.strided and _storage(found) in self._made:
-                for holder in gc.get_referrers(found):
-                    _take_out(holder, found)
+        left = [found for found in gc.get_objects() if type(found) is Tensor and self._is_made(found)]
+        for tensor in left:
+            for holder in gc.get_referrers(tensor):
+                if holder is not left:
+                    _take_out(holder, tensor)
+
+    def _is_made(self, tensor: Tensor) -> bool:
+        return tensor.layout is torch.strided and _storage(tensor) in self._made
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
