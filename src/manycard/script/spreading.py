@@ -19,7 +19,7 @@ import sys
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,13 +29,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from manycard.cards.card import Card
-from manycard.engine.batch import children, map_tensors, tensors_in
+from manycard.engine.batch import map_tensors, tensors_in
 from manycard.engine.sizes import shard_sizes
 from manycard.engine.spreader import Spreader
 from manycard.engine.sync_batchnorm import convert_batchnorm
 from manycard.errors import BatchError
 from manycard.script.comparison.check import Verdict, batchnorm_in_training, find_layout
-from manycard.script.comparison.rules import tells_means_apart
+from manycard.script.kinds import Kind, holds_nothing, hook_in, signature, tensors_of
 from manycard.script.means import SpreadsCalls
 from manycard.script.output import printing_once
 
@@ -45,8 +45,6 @@ _HELD = "_manycard_spread"
 """The attribute of a module that holds what spreads it."""
 _SWITCHES = {_HELD, "training", "structure"}
 """What changes that needs no new comparison: the mode is part of a call's kind, new replicas equal the module."""
-_LOOKED_AT = 256
-"""Calls in which the first sign of padding is looked for."""
 _MOST_KINDS = 16
 """Kinds of calls of one module that are looked at before the rest runs on one card."""
 
@@ -164,7 +162,7 @@ class SpreadModule:
         self._report = report
         self._cards: tuple[Card, ...] | None = None
         self._spreader: SpreadsCalls | None = None
-        self._kinds: dict[Any, _Kind] = {}
+        self._kinds: dict[Any, Kind] = {}
         self._started = 0.0
         self._fewest = 2
         """Samples below which a call is not spread."""
@@ -193,7 +191,7 @@ class SpreadModule:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], plain: Callable[..., Any]) -> Any:
         """Give the result of one outermost call."""
-        if _holds_nothing(args, kwargs):
+        if holds_nothing(args, kwargs):
             return plain(*args, **kwargs)
         if len(self._given) == 1:
             if not self._report.whole:
@@ -227,7 +225,7 @@ class SpreadModule:
         self._say_whole(why, args, kwargs)
         return True
 
-    def _spread(self, spreader: SpreadsCalls, kind: _Kind, samples: int) -> Callable[..., Any]:
+    def _spread(self, spreader: SpreadsCalls, kind: Kind, samples: int) -> Callable[..., Any]:
         layout = kind.verdict.layout
         assert layout is not None, "a kind with samples has a layout"
         sizes = shard_sizes(samples, spreader.parts)
@@ -246,10 +244,10 @@ class SpreadModule:
 
     # ---- which calls can be spread -------------------------------------------------------------------------
 
-    def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Kind | None:
+    def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind | None:
         """What is known of calls like this one; None where they are left alone."""
         try:
-            key = (self.module.training, torch.is_grad_enabled(), _signature((args, kwargs)))
+            key = (self.module.training, torch.is_grad_enabled(), signature((args, kwargs)))
         except BatchError as error:
             self._say_whole(str(error).rstrip("."), args, kwargs)
             return None
@@ -263,18 +261,18 @@ class SpreadModule:
                 self._kinds[key] = kind
         return kind
 
-    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Kind | None:
+    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind | None:
         if not any(tensor.dim() and max(tensor.shape) > 1 for tensor in tensors_in((args, kwargs))):
             return None  # nothing to cut in this call; another one may have more samples
         reason = self._place()
         if not reason:
-            reason = _hook_in(self.module)
+            reason = hook_in(self.module)
         verdict = Verdict(None, reason) if reason else self._find(args, kwargs)
         if verdict.layout is None:
             self._say_whole(verdict.reason, args, kwargs)
         elif torch.is_grad_enabled():
             self._say_differs(verdict)
-        return _Kind(verdict)
+        return Kind(verdict)
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any], known: Any = None) -> Verdict:
         assert self._cards is not None, "placed before"
@@ -311,7 +309,7 @@ class SpreadModule:
         self._started = time.perf_counter()
         return Spreader(self.module, self._cards)
 
-    def _still_right(self, kind: _Kind, changed: set[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _still_right(self, kind: Kind, changed: set[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Compare again where it is due; a difference ends the kind's spreading."""
         if not kind.due(changed - _SWITCHES) and not kind.tells_more((args, kwargs), len(self._given)):
             return True
@@ -328,7 +326,7 @@ class SpreadModule:
     def _say_whole(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if reason not in self._report.reasons:
             self._report.reasons.append(reason)
-            shapes = " ".join(str(tuple(tensor.shape)) for tensor in itertools.islice(_tensors(args, kwargs), 4))
+            shapes = " ".join(str(tuple(tensor.shape)) for tensor in itertools.islice(tensors_of(args, kwargs), 4))
             when = f" when called with {shapes}" if shapes else ""
             _say(f"{self._report.name} runs on one card{when}: {reason}")
 
@@ -344,97 +342,8 @@ class SpreadModule:
                 _say(f"{self._report.name} will not give one card's numbers: {why}")
 
 
-@dataclass
-class _Kind:
-    """What is known of one kind of call."""
-
-    verdict: Verdict
-    calls: int = 0
-    """How often such a call was spread."""
-    compared: int = 0
-    """How often calls were compared because the script had changed the module."""
-    even: bool = True
-    """Whether no call so far has weighted its samples differently."""
-
-    def due(self, changed: set[str]) -> bool:
-        """Whether the next call is to be compared with one card again.
-
-        Args:
-            changed: attributes that the script has changed since the last call. Where it does so all the time, one
-                call in 32 is compared.
-        """
-        if not self.calls:
-            return False
-        if changed and self.calls >= 32 * (self.compared - 8):
-            self.compared += 1
-            return True
-        return self.calls >= 2 and not self.calls & (self.calls - 1)
-
-    def tells_more(self, batch: Any, cards: int) -> bool:
-        """Whether this call is the first to weight its samples differently (by padding, say).
-
-        Until then a mean over tokens and one over samples are the same. Looking waits for the card, so after many
-        such calls only some are looked at.
-        """
-        layout = self.verdict.layout
-        if layout is None or not self.even or (self.calls > _LOOKED_AT and self.calls % 16):
-            return False
-        self.even = not tells_means_apart(layout, batch, shard_sizes(layout.count(batch), cards))
-        return not self.even and self.calls > 0
-
-    def samples(self, batch: Any) -> int:
-        """How many samples a call holds; 0 where it is not spread."""
-        if self.verdict.layout is None:
-            return 0
-        try:
-            return self.verdict.layout.count(batch)
-        except BatchError:
-            return 0
-
-
-def _signature(value: Any) -> Any:
-    """What must be equal for two calls to be cut alike."""
-    if isinstance(value, Tensor):
-        # With one time step, rows by sample and rows by time are the same.
-        return value.dtype, value.requires_grad, tuple(size == 1 for size in value.shape)
-    parts = children(value)
-    if type(value) is list and len(value) > 1:
-        # As long as the batch is, it may be of any length.
-        return list, frozenset(_signature(part) for part in value)
-    if parts is not None:
-        return type(value), tuple((name, _signature(part)) for name, part in parts)
-    return value if isinstance(value, bool | str | type(None)) else type(value)
-
-
-def _hook_in(module: nn.Module) -> str:
-    """The first hook of the script's own in a module, which would see one card's part; or nothing."""
-    for name, part in module.named_modules():
-        for table in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks):
-            for hook in table.values():
-                if not getattr(hook, "__module__", type(hook).__module__).startswith("torch."):
-                    where = f"{name or 'it'} has a hook"
-                    return f"{where} ({getattr(hook, '__qualname__', hook)}), which would see one card's part"
-    return ""
-
-
 def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
-
-
-def _holds_nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call has no tensor."""
-    try:
-        return next(tensors_in((args, kwargs)), None) is None
-    except BatchError:
-        return False
-
-
-def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """The tensors of a call, in which what can't be cut counts as none."""
-    try:
-        yield from tensors_in((args, kwargs))
-    except BatchError:
-        return
 
 
 def _ordinal(number: int) -> str:

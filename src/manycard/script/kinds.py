@@ -1,0 +1,114 @@
+"""Kinds of calls of one module: what is known of calls that are alike, and when to look again.
+
+Two calls are of one kind when they have the same structure, dtypes and mode. What can't be cut alike in spite of that
+is found out by comparing again: at calls 2, 4, 8, ..., when the script has changed the module, and at the first call
+that weights its samples differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from manycard.engine.batch import children, tensors_in
+from manycard.engine.sizes import shard_sizes
+from manycard.errors import BatchError
+from manycard.script.comparison.check import Verdict
+from manycard.script.comparison.rules import tells_means_apart
+
+__all__ = ["Kind", "holds_nothing", "hook_in", "signature", "tensors_of"]
+
+_LOOKED_AT = 256
+"""Calls in which the first sign of padding is looked for."""
+
+
+@dataclass
+class Kind:
+    """What is known of one kind of call."""
+
+    verdict: Verdict
+    calls: int = 0
+    """How often such a call was spread."""
+    compared: int = 0
+    """How often calls were compared because the script had changed the module."""
+    even: bool = True
+    """Whether no call so far has weighted its samples differently."""
+
+    def due(self, changed: set[str]) -> bool:
+        """Whether the next call is to be compared with one card again.
+
+        Args:
+            changed: attributes that the script has changed since the last call. Where it does so all the time, one
+                call in 32 is compared.
+        """
+        if not self.calls:
+            return False
+        if changed and self.calls >= 32 * (self.compared - 8):
+            self.compared += 1
+            return True
+        return self.calls >= 2 and not self.calls & (self.calls - 1)
+
+    def tells_more(self, batch: Any, cards: int) -> bool:
+        """Whether this call is the first to weight its samples differently (by padding, say).
+
+        Until then a mean over tokens and one over samples are the same. Looking waits for the card, so after many
+        such calls only some are looked at.
+        """
+        layout = self.verdict.layout
+        if layout is None or not self.even or (self.calls > _LOOKED_AT and self.calls % 16):
+            return False
+        self.even = not tells_means_apart(layout, batch, shard_sizes(layout.count(batch), cards))
+        return not self.even and self.calls > 0
+
+    def samples(self, batch: Any) -> int:
+        """How many samples a call holds; 0 where it is not spread."""
+        if self.verdict.layout is None:
+            return 0
+        try:
+            return self.verdict.layout.count(batch)
+        except BatchError:
+            return 0
+
+
+def signature(value: Any) -> Any:
+    """What must be equal for two calls to be cut alike."""
+    if isinstance(value, Tensor):
+        # With one time step, rows by sample and rows by time are the same.
+        return value.dtype, value.requires_grad, tuple(size == 1 for size in value.shape)
+    parts = children(value)
+    if type(value) is list and len(value) > 1:
+        # As long as the batch is, it may be of any length.
+        return list, frozenset(signature(part) for part in value)
+    if parts is not None:
+        return type(value), tuple((name, signature(part)) for name, part in parts)
+    return value if isinstance(value, bool | str | type(None)) else type(value)
+
+
+def hook_in(module: nn.Module) -> str:
+    """The first hook of the script's own in a module, which would see one card's part; or nothing."""
+    for name, part in module.named_modules():
+        for table in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks):
+            for hook in table.values():
+                if not getattr(hook, "__module__", type(hook).__module__).startswith("torch."):
+                    where = f"{name or 'it'} has a hook"
+                    return f"{where} ({getattr(hook, '__qualname__', hook)}), which would see one card's part"
+    return ""
+
+
+def holds_nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call has no tensor."""
+    try:
+        return next(tensors_in((args, kwargs)), None) is None
+    except BatchError:
+        return False
+
+
+def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """The tensors of a call, in which what can't be cut counts as none."""
+    try:
+        yield from tensors_in((args, kwargs))
+    except BatchError:
+        return
