@@ -53,29 +53,21 @@ def alone() -> Iterator[None]:
 
 
 def convert_batchnorm(module: nn.Module) -> nn.Module:
-    """Replace every BatchNorm inside `module` by one that counts the global batch, keeping its parameters.
+    """Make every BatchNorm inside `module` one that counts the global batch.
+
+    The layers stay the same objects, so that a module that also keeps them in a plain list calls them converted.
 
     Returns:
-        `module`, or its replacement where it is a BatchNorm itself.
+        `module`.
     """
-    if isinstance(module, _BatchNorm) and not isinstance(module, SyncedBatchNorm):
-        return SyncedBatchNorm.from_plain(module)
-    for name, child in module.named_children():
-        converted = convert_batchnorm(child)
-        if converted is not child:
-            module._modules[name] = converted
+    for part in module.modules():
+        if isinstance(part, _BatchNorm):
+            part.__class__ = SyncedBatchNorm
     return module
 
 
 class SyncedBatchNorm(_BatchNorm):
     """A BatchNorm whose training statistics are those of all cards' shards together."""
-
-    @classmethod
-    def from_plain(cls, plain: _BatchNorm) -> SyncedBatchNorm:
-        """Take over a BatchNorm's parameters, statistics, hooks and mode."""
-        made = cls.__new__(cls)
-        made.__dict__.update(plain.__dict__)
-        return made
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:

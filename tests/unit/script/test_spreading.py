@@ -240,6 +240,39 @@ def test_threads_of_the_script_are_served_in_turn(spreading: ScriptSpreading) ->
     assert all(torch.allclose(value, expected) for value in found)
 
 
+def test_batchnorm_layers_that_are_also_kept_in_a_plain_list_see_the_whole_batch() -> None:
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms = []
+            for index in range(2):
+                norm = nn.BatchNorm1d(4)
+                setattr(self, f"norm{index}", norm)
+                self.norms.append(norm)
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for norm in self.norms:
+                x = norm(x).tanh()
+            return self.head(x)
+
+    torch.manual_seed(0)
+    alone, x = Listed(), torch.randn(9, 4) * 3 + 1
+    together = copy.deepcopy(alone)
+    spreading = ScriptSpreading(SpreadSettings(choose=lambda: CARDS, sync_batchnorm=True))
+    with Interception(spreading):
+        for _ in range(3):
+            spread = together(x)
+        together.eval()
+        evaluated = together(x)
+    spreading.close()
+    for _ in range(3):
+        expected = alone(x)
+    alone.eval()
+    assert torch.allclose(spread, expected, atol=1e-6)
+    assert torch.allclose(evaluated, alone(x), atol=1e-6)
+
+
 @pytest.mark.parametrize("precision", [torch.bfloat16])
 def test_autocast_gives_fp32_outputs(precision: torch.dtype) -> None:
     seen: list[Any] = []
