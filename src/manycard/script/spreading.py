@@ -78,7 +78,11 @@ class ModuleReport:
     samples: int = 0
     """Samples of the calls that were spread."""
     seconds: float = 0.0
-    """From the first spread call to the last."""
+    """From the first spread call to the last, without comparisons."""
+    comparisons: int = 0
+    """How often a call was compared with one card."""
+    comparing: float = 0.0
+    """Seconds that took."""
     reasons: list[str] = field(default_factory=list)
     """Why calls ran on one card, each once."""
     differs: list[str] = field(default_factory=list)
@@ -147,6 +151,8 @@ class ScriptSpreading:
         if report.seconds > 0:
             rate = report.samples / report.seconds / len(self.cards)
             text += f", {rate:,.0f} samples/s a card"
+        if report.comparisons:
+            text += f" ({_counted(report.comparisons, 'comparison')} with one card took {report.comparing:.1f} s)"
         return text
 
 
@@ -267,7 +273,7 @@ class SpreadModule:
         reason = self._place()
         if not reason:
             reason = hook_in(self.module)
-        verdict = Verdict(None, reason) if reason else self._find(args, kwargs)
+        verdict = Verdict(None, reason) if reason else self._compare(args, kwargs)
         if verdict.layout is None:
             self._say_whole(verdict.reason, args, kwargs)
         elif torch.is_grad_enabled():
@@ -279,6 +285,23 @@ class SpreadModule:
         # A compiled module computes what the module inside does, which needs no compilation to compare.
         module = getattr(self.module, "_orig_mod", self.module)
         return find_layout(module, self._cards, args, kwargs, known)
+
+    def _compare(self, args: tuple[Any, ...], kwargs: dict[str, Any], known: Any = None) -> Verdict:
+        """`_find`, timed."""
+        started = self._now()
+        verdict = self._find(args, kwargs, known)
+        seconds = self._now() - started
+        self._report.comparisons += 1
+        self._report.comparing += seconds
+        self._started += seconds
+        return verdict
+
+    def _now(self) -> float:
+        """The time when the cards have done what was asked of them so far."""
+        for card in self._cards or ():
+            if not card.simulated:
+                torch.cuda.synchronize(card.device)
+        return time.perf_counter()
 
     def _place(self) -> str:
         """Choose the order of the cards by where the module is; gives why it can't be spread, or nothing."""
@@ -313,7 +336,7 @@ class SpreadModule:
         """Compare again where it is due; a difference ends the kind's spreading."""
         if not kind.due(changed - _SWITCHES) and not kind.tells_more((args, kwargs), len(self._given)):
             return True
-        verdict = self._find(args, kwargs, kind.verdict.layout)
+        verdict = self._compare(args, kwargs, kind.verdict.layout)
         if verdict.layout is not None:
             kind.verdict = verdict  # what a batch holds may tell two rules apart that were the same before
             return True
@@ -351,8 +374,8 @@ def _ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-def _counted(calls: int) -> str:
-    return f"{calls:,} call{'' if calls == 1 else 's'}"
+def _counted(number: int, what: str = "call") -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _say(text: str) -> None:

@@ -123,7 +123,11 @@ class Ranks(Peers):
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
-            dist.broadcast(tensor.data, 0)
+            own = tensor.data
+            sent = own.contiguous()  # NCCL takes nothing else
+            dist.broadcast(sent, 0)
+            if sent is not own:
+                own.copy_(sent)
 
     def gather(self, value: Any, feed: Feed) -> Any:
         return map_tensors(lambda tensor: self._gather_tensor(tensor, feed), value)
