@@ -8,6 +8,7 @@
     ├── BatchError            a batch or an output can't be cut or joined
     ├── LossError             the loss is not what the step can make exact
     ├── OptimizerError        the optimizer doesn't fit the model or the strategy
+    ├── GraphError            graphs="on", and a step that CUDA graphs can't repeat
     ├── LockstepError         replicas that must be equal are not
     ├── CheckpointError       a checkpoint can't be written or read
     ├── MissingExtraError     an optional package is not installed
@@ -25,6 +26,7 @@ __all__ = [
     "BatchError",
     "CardsError",
     "CheckpointError",
+    "GraphError",
     "LaunchError",
     "LockstepError",
     "LossError",
@@ -113,6 +115,10 @@ class LossError(ManycardError):
 
 class OptimizerError(ManycardError):
     """The optimizer doesn't fit the model or the strategy."""
+
+
+class GraphError(ManycardError):
+    """CUDA graphs were asked for, and a step holds what they can't repeat."""
 
 
 class LockstepError(ManycardError):

@@ -47,10 +47,52 @@ class Buckets:
 
         self._held: set[int] = set()
         """Parameters whose gradient on the primary is in its buckets."""
+        self._attached = False
+        """Whether `attach` has seen to every card's gradients since a backward pass last did."""
+        self.sparse = False
+        """Whether a gradient of this group is sparse."""
 
     def forget(self) -> None:
         """A new group begins: gradients are None on every card."""
         self._held = set()
+        self._attached = self.sparse = False
+
+    @property
+    def flats(self) -> list[dict[torch.dtype, Tensor]]:
+        """Each card's buckets, by dtype: [n]."""
+        return self._flats
+
+    def used(self, position: int) -> frozenset[int]:
+        """The parameters whose gradient on a card is in its buckets, by index."""
+        pairs = zip(self._parameters[position], self._views[position], strict=True)
+        return frozenset(index for index, (parameter, view) in enumerate(pairs) if parameter.grad is view)
+
+    @property
+    def held(self) -> frozenset[int]:
+        """The parameters that have gradients in the primary's buckets, by index."""
+        return frozenset(self._held)
+
+    def views_of(self, position: int, used: frozenset[int]) -> list[Tensor]:
+        """These parameters' places in a card's buckets."""
+        return [self._views[position][index] for index in sorted(used)]
+
+    def attach(self, used: frozenset[int]) -> None:
+        """Let every card's gradients be what its buckets hold, which a replay has written; None where not in `used`."""
+        last = max(used)
+        if self._attached and self._held == used and self._parameters[0][last].grad is self._views[0][last]:
+            return
+        for parameters, views in zip(self._parameters, self._views, strict=True):
+            for index, (parameter, view) in enumerate(zip(parameters, views, strict=True)):
+                parameter.grad = view if index in used else None
+        self._held = set(used)
+        self._attached = True
+
+    def detach(self) -> None:
+        """Let every card's gradients be None."""
+        self.forget()
+        for parameters in self._parameters:
+            for parameter in parameters:
+                parameter.grad = None
 
     def check_kept(self) -> None:
         """Check that the primary's gradients of earlier micro-batches are still there.
@@ -66,6 +108,7 @@ class Buckets:
 
     def collect(self, position: int) -> None:
         """Move what one backward pass left on a card into its buckets. Runs in the card's thread."""
+        self._attached = False
         views, parameters = self._views[position], self._parameters[position]
         fresh = {
             index
@@ -73,6 +116,7 @@ class Buckets:
             if parameter.grad is not None and parameter.grad is not views[index] and not parameter.grad.is_sparse
         }
         groups = {dtype: [i for i in indices if i in fresh] for dtype, indices in self._layout.groups.items()}
+        self.sparse = self.sparse or any(p.grad is not None and p.grad.is_sparse for p in parameters)
         gradients = [parameter.grad if parameter.grad is not None else parameter for parameter in parameters]
         with torch.no_grad():
             copy_all(views, gradients, groups)
@@ -85,18 +129,24 @@ class Buckets:
         """Put the sum over cards into every card's gradients."""
         if len(self._parameters) == 1:
             return
+        if not self._attached:
+            self._fill_in()
+        for dtype in self._layout.groups:
+            self._collective.all_reduce([flats[dtype] for flats in self._flats])
+
+    def _fill_in(self) -> None:
+        """Add up what is outside the buckets, and let what only some cards used count as zero on the others."""
         sparse = self._reduce_sparse()
         used = [
             index
             for index in range(len(self._parameters[0]))
             if index not in sparse and any(parameters[index].grad is not None for parameters in self._parameters)
         ]
+        self._held = set(used)
         for parameters, views in zip(self._parameters, self._views, strict=True):
             missing = [index for index in used if parameters[index].grad is None]
             for index in missing:
                 parameters[index].grad = views[index].zero_()
-        for dtype in self._layout.groups:
-            self._collective.all_reduce([flats[dtype] for flats in self._flats])
 
     def _reduce_sparse(self) -> set[int]:
         """Add up the sparse gradients; returns the indices of their parameters."""

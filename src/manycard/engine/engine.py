@@ -18,7 +18,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -30,20 +29,20 @@ from manycard.cards.card import Card
 from manycard.engine.batch import count_samples, cut, move
 from manycard.engine.buckets import Buckets, gradients_of
 from manycard.engine.collective import make_collective
+from manycard.engine.graphs import Graphs
 from manycard.engine.lockstep import LockstepGuard
-from manycard.engine.loss import ShardLoss, read_loss
 from manycard.engine.mirrors import Mirrors
+from manycard.engine.passes import Autocast, LossFn, Pass, Weigh
 from manycard.engine.random import CardGenerators
+from manycard.engine.recorder import Recorder, make_recorders
 from manycard.engine.replicas import Replicas
 from manycard.engine.sizes import shard_sizes
 from manycard.engine.threads import CardThreads
-from manycard.errors import BatchError, LossError, ModelError
+from manycard.engine.update_graphs import Done, UpdateWork
+from manycard.errors import BatchError, ModelError
 
 __all__ = ["Engine"]
 
-Autocast = Callable[[torch.device], AbstractContextManager[object]]
-LossFn = Callable[[Any, Any], Any]
-Weigh = Callable[[int, int, ShardLoss], float]
 ShardResult = tuple[int, Tensor, "float | Tensor | None"]
 """A card's samples, its loss (0-dim, on the primary) and what the loss is a sum over, if it is one."""
 
@@ -72,6 +71,14 @@ class Engine:
         self._send_always = False
         self._apart = False
         self._group_open = False
+        self._recorders: list[Recorder] = []
+        self._made = 0
+        """How often buckets were made."""
+        self._made_for: Any = None
+        self._changes = 0
+        """How often the script has changed the module in another way than between training and evaluation."""
+        self._modes: tuple[bool, ...] = ()
+        """Of each submodule, whether it trains."""
 
     def share_generators(self, generators: CardGenerators) -> None:
         """Draw from the random states that all models of one run share."""
@@ -80,23 +87,19 @@ class Engine:
     # ---- one micro-batch -----------------------------------------------------------------------------------
 
     def start_group(self) -> None:
-        """Drop gradients: a new group of micro-batches begins."""
+        """A new group of micro-batches begins; its first drops the gradients there are."""
         self.threads.finish()
         self._group_open = False
-        for parameters in (self.replicas.module.parameters(), *self.replicas.parameters[1:]):
-            for parameter in parameters:
-                parameter.grad = None
-        if self._buckets is not None:
-            self._buckets.forget()
 
     def forward_backward(
-        self, loss_fn: LossFn, batch: Any, weigh: Weigh, autocast: Autocast
+        self, loss_fn: LossFn, batch: Any, weigh: Weigh, autocast: Autocast, graphs: Graphs | None = None
     ) -> tuple[list[ShardResult], int]:
         """Run one micro-batch forward and backward on all cards.
 
         Args:
             weigh: called with the shard's and the batch's samples and the shard's loss; its result multiplies
                 the loss before backward.
+            graphs: what runs it as CUDA graphs where it can.
 
         Returns:
             The result of each card that had samples, and the number of samples in the batch.
@@ -108,27 +111,22 @@ class Engine:
         samples, shards, sizes = self.cut(batch)
         self.initialise_lazy(lambda: loss_fn(self.replicas.module, move(shards[0], self.device)))
         buckets = self._prepare_training()
-
-        def shard_job(position: int) -> tuple[Tensor, Any, bool]:
-            device = self.cards[position].device
-            with autocast(device):
-                loss = read_loss(loss_fn(self.replicas.modules[position], move(shards[position], device)))
-            if loss.value.requires_grad:
-                (loss.value * weigh(sizes[position], samples, loss)).backward()  # type: ignore[no-untyped-call]
-            buckets.collect(position)
-            return move(loss.value.detach(), self.device), move(loss.count, self.device), loss.value.requires_grad
-
         if self._group_open:
             buckets.check_kept()
+        work = Pass(
+            self.replicas, self.threads, buckets, loss_fn, autocast, weigh, samples, shards, sizes, not self._group_open
+        )
         self._group_open = True
-        results = self.threads.run([partial(shard_job, card) if size else None for card, size in enumerate(sizes)])
-        self.replicas.absorb()
-        ran = [(size, result) for size, result in zip(sizes, results, strict=True) if size]
-        if not any(result[2] for _, result in ran):
-            raise LossError(
-                "the loss depends on no parameter", fix="compute it from the model's output, without detach()"
-            )
-        return [(size, result[0], result[1]) for size, result in ran], samples
+        if graphs is None:
+            losses = work.eager()
+        else:
+            self.generators.follow_seed()
+            self._made_for = self._made, self._changes, self.replicas.addresses()
+            losses = graphs.passes.run(work, self._made_for, self._modes)
+        results = [
+            (size, loss.value, loss.count) for size, loss in zip(sizes, losses, strict=True) if loss is not None
+        ]
+        return results, samples
 
     def cut(self, batch: Any) -> tuple[int, list[Any], list[int]]:
         """The batch's samples, its shards, and how many samples each card gets."""
@@ -149,6 +147,11 @@ class Engine:
             forward()
         for part, training in modes:
             part.training = training
+
+    def make_graphs(self, *, required: bool) -> Graphs | None:
+        """What one train step needs to run as CUDA graphs; None on cards that have none."""
+        self._recorders = self._recorders or make_recorders(self.cards)
+        return Graphs(self._recorders, required=required) if self._recorders else None
 
     def _prepare_training(self) -> Buckets:
         self.refresh(statistics=False)
@@ -171,6 +174,7 @@ class Engine:
                 )
             chosen = [[parameters[index] for index in trainable] for parameters in self.replicas.parameters]
             self._buckets, self._buckets_for = Buckets(chosen, self.cards, self.collective), key
+            self._made += 1
         return self._buckets
 
     def _refuse_hooks(self) -> None:
@@ -185,7 +189,10 @@ class Engine:
     def refresh(self, *, statistics: bool) -> None:
         """Bring the replicas to the primary's structure, parameters and buffers where they may differ."""
         self.threads.finish()
-        self.replicas.follow()
+        changed = self.replicas.follow()
+        if changed:
+            self._changes += changed != {"training"}
+            self._modes = tuple(part.training for part in self.replicas.module.modules())
         if self._apart or self._send_always or self.replicas.moved or self.stepped_alone:
             self.replicas.send_parameters()
         self.replicas.send_buffers(statistics=statistics)
@@ -206,9 +213,17 @@ class Engine:
         self._mirrors[optimizer] = Mirrors(optimizer, self.replicas)
 
     def update(
-        self, optimizers: Sequence[Optimizer], factor: float | Tensor, clip_norm: float | None, loss_scale: float | None
+        self,
+        optimizers: Sequence[Optimizer],
+        factor: float | Tensor,
+        clip_norm: float | None,
+        loss_scale: float | None,
+        graphs: Graphs | None = None,
     ) -> bool:
         """Reduce the group's gradients, multiply them by `factor`, unscale, clip, and update every replica.
+
+        Args:
+            graphs: what runs the update as CUDA graphs where it can.
 
         Returns:
             Whether parameters were updated; False where `loss_scale` is given and a gradient is inf or NaN.
@@ -224,15 +239,33 @@ class Engine:
                 return False
             multiplier = 1.0
         mirrors = [self._mirrors[optimizer] for optimizer in optimizers]
-        for mirror in mirrors:
-            mirror.prepare()
+        renewed = any([mirror.prepare() for mirror in mirrors])
         self._apart = True
-        self.threads.run([partial(self._step, card, mirrors, multiplier, clip_norm) for card in cards])
-        self._apart = False
-        for mirror in mirrors:
-            mirror.finish()
+        done = Done.NOT
+        if graphs is not None and not self._buckets.sparse:
+            done = graphs.updates.run(self._update_work(mirrors, multiplier, clip_norm, renewed))
+        if done is Done.NOT:
+            self.threads.run([partial(self._step, card, mirrors, multiplier, clip_norm) for card in cards])
+        if done is not Done.ON_PRIMARY:  # or else parameters and states are sent before they are used again
+            self._apart = False
+            for mirror in mirrors:
+                mirror.finish()
         self.replicas.mark_sent()
         return True
+
+    def _update_work(
+        self, mirrors: Sequence[Mirrors], multiplier: float | Tensor, clip_norm: float | None, renewed: bool
+    ) -> UpdateWork:
+        assert self._buckets is not None, "forward_backward comes before update"
+
+        def step(position: int, multiplier: float | Tensor) -> None:
+            self._step(position, mirrors, multiplier, clip_norm)
+
+        buckets, parameters = self._buckets, self.replicas.parameters[0]
+        gradients = list(buckets.flats[0].values())
+        return UpdateWork(
+            self.threads, mirrors, step, multiplier, renewed, self._made_for, buckets.held, parameters, gradients
+        )
 
     def _scale(self, position: int, multiplier: float | Tensor) -> list[Tensor]:
         """Multiply a card's gradients and return them."""

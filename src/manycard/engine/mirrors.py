@@ -66,6 +66,18 @@ class Mirrors:
         return optimizer
 
     @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizer of each card, the user's first."""
+        return [self.optimizer, *self._copies]
+
+    @property
+    def has_other_hooks(self) -> bool:
+        """Whether hooks that are not manycard's run before or after a step."""
+        optimizer = self.optimizer
+        hooks = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
+        return any(not getattr(hook, "__module__", type(hook).__module__).startswith("manycard.") for hook in hooks)
+
+    @property
     def outdated(self) -> bool:
         """Whether the user's optimizer did something by itself since the copies were made."""
         return self._outdated or self._stepping

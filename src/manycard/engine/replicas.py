@@ -87,13 +87,19 @@ class Replicas:
         self._follow_flags()
         return {change.name for change in changes}
 
-    def absorb(self) -> None:
-        """Take note of what a forward pass wrote on the primary, and say once which of it differs between cards."""
+    def absorb(self) -> list[str]:
+        """Take note of what a forward pass wrote on the primary, and say once which of it differs between cards.
+
+        Returns:
+            The attributes that it wrote, as ``Class.name``.
+        """
         if self._watch is None:
-            return
-        for change in self._watch.changes():
+            return []
+        changes = self._watch.changes()
+        for change in changes:
             if change.name not in self._said and not change.gone:
                 self._compare(change)
+        return [f"{type(self._parts[0][change.module]).__name__}.{change.name}" for change in changes]
 
     def _compare(self, change: AttributeChange) -> None:
         """Warn about a plain number or string that a forward pass left different on another card."""
@@ -133,6 +139,13 @@ class Replicas:
             for own, primary in zip(replica, self.parameters[0], strict=True):
                 if own.requires_grad != primary.requires_grad:
                     own.requires_grad_(primary.requires_grad)
+
+    def addresses(self) -> list[int]:
+        """Where the primary's parameters and buffers lie, which a script that assigns ``.data`` changes."""
+        found = [parameter.data_ptr() for parameter in self.parameters[0]]
+        for part in self._parts[0]:
+            found.extend(buffer.data_ptr() for buffer in part._buffers.values() if buffer is not None)
+        return found
 
     # ---- parameters ----------------------------------------------------------------------------------------
 

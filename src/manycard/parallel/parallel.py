@@ -29,6 +29,7 @@ from manycard.parallel.evaluation import evaluate
 from manycard.parallel.run_state import load_run, save_run
 from manycard.parallel.settings import (
     check_clip_norm,
+    check_graphs,
     check_scheduler,
     choose_run_cards,
     overridden,
@@ -185,6 +186,7 @@ class Parallel:
         clip_norm: float | None = None,
         scheduler: Any = None,
         check_loss: bool = True,
+        graphs: str = "auto",
     ) -> TrainStep:
         """Make the function that trains on one global batch.
 
@@ -195,6 +197,8 @@ class Parallel:
             clip_norm: largest 2-norm of all gradients together.
             scheduler: stepped after every update that was not skipped.
             check_loss: check on the first batch that the loss is a mean over samples.
+            graphs: ``"auto"`` replays forward, backward and update as CUDA graphs where they can be made, and says
+                once why where they can't; ``"on"`` raises `GraphError` there; ``"off"`` runs eager.
 
         Returns:
             ``step(batch)`` -> loss; see `TrainStep`.
@@ -204,7 +208,8 @@ class Parallel:
         for each in optimizers:
             check_parameters(each, self.strategy.unwrap(model))
         check_scheduler(scheduler)
-        settings = TrainStepSettings(self.accumulate, clip_norm, check_loss)
+        graphs = check_graphs(overridden("MANYCARD_GRAPHS", "graphs", graphs))
+        settings = TrainStepSettings(self.accumulate, clip_norm, check_loss, graphs)
         step = TrainStep(self.strategy, loss_fn, model, optimizers, scheduler, settings)
         self._steps.add(step)
         return step

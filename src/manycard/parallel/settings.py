@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from manycard.cards import Card, choose_cards
 from manycard.errors import SettingError
 
-__all__ = ["check_clip_norm", "check_scheduler", "choose_run_cards", "overridden", "seed_all", "whole_number"]
+__all__ = ["check_clip_norm", "check_graphs", "check_scheduler", "choose_run_cards", "overridden", "seed_all", "whole_number"]
 
 
 def overridden(variable: str, setting: str, value: Any) -> Any:
@@ -72,6 +72,17 @@ def check_clip_norm(clip_norm: float | None) -> None:
     """
     if clip_norm is not None and not clip_norm > 0:
         raise SettingError("clip_norm", clip_norm, "it must be above 0", fix="leave it out for no clipping")
+
+
+def check_graphs(graphs: str) -> str:
+    """A train step's `graphs`.
+
+    Raises:
+        SettingError: it is none of the three words.
+    """
+    if graphs not in ("auto", "on", "off"):
+        raise SettingError("graphs", graphs, "it is none of auto, on and off", fix='leave it at "auto"')
+    return graphs
 
 
 def check_scheduler(scheduler: Any) -> None:

@@ -15,11 +15,12 @@ from manycard.data.feed import Feed
 from manycard.engine.batch import move
 from manycard.engine.data_parallel import DataParallel
 from manycard.engine.engine import Engine
+from manycard.engine.graphs import Graphs
 from manycard.engine.loss import ShardLoss
 from manycard.engine.loss_check import check_mean_loss
 from manycard.engine.random import CardGenerators
 from manycard.engine.sync_batchnorm import convert_batchnorm
-from manycard.errors import OptimizerError
+from manycard.errors import OptimizerError, SettingError
 from manycard.precision import Precision
 from manycard.strategies.strategy import (
     Count,
@@ -61,8 +62,21 @@ class DataParallelStrategy(Strategy):
         self.scaling.start_group(model)
         self._engine(model).start_group()
 
+    def make_graphs(self, model: nn.Module, mode: str) -> Graphs | None:
+        graphs = None if mode == "off" else self._engine(model).make_graphs(required=mode == "on")
+        if mode == "on" and graphs is None:
+            raise SettingError("graphs", mode, "simulated cards have no CUDA graphs", fix='take graphs="auto"')
+        return graphs
+
     def forward_backward(
-        self, model: nn.Module, loss_fn: LossFn, batch: Any, unit: Count | None, *, ends_group: bool
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        batch: Any,
+        unit: Count | None,
+        *,
+        ends_group: bool,
+        graphs: Graphs | None = None,
     ) -> MicroBatch:
         scale = self.scaling.group_scale(model) or 1.0
 
@@ -70,7 +84,7 @@ class DataParallelStrategy(Strategy):
             first = float(samples if unit is None else unit)
             return scale * (own if loss.count is None else 1) / first
 
-        results, samples = self._engine(model).forward_backward(loss_fn, batch, weigh, self.precision.autocast)
+        results, samples = self._engine(model).forward_backward(loss_fn, batch, weigh, self.precision.autocast, graphs)
         if results[0][2] is None:
             parts = [value * (own / samples) for own, value, _ in results]
             return MicroBatch(_added(parts), samples, samples)
@@ -83,7 +97,7 @@ class DataParallelStrategy(Strategy):
             if not engine.mirrors(optimizer):
                 engine.add_optimizer(optimizer)
         with self.scaling.own_update():
-            updated = engine.update(optimizers, update.factor, update.clip_norm, scale)
+            updated = engine.update(optimizers, update.factor, update.clip_norm, scale, update.graphs)
         self.scaling.record(updated)
         return updated
 

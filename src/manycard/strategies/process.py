@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from manycard.engine.batch import count_samples, move
 from manycard.engine.buckets import gradients_of
+from manycard.engine.graphs import Graphs
 from manycard.engine.loss import ShardLoss, read_loss
 from manycard.errors import BatchError, LossError
 from manycard.strategies.strategy import (
@@ -39,7 +40,14 @@ class ProcessStrategy(Strategy):
             parameter.grad = None
 
     def forward_backward(
-        self, model: nn.Module, loss_fn: LossFn, batch: Any, unit: Count | None, *, ends_group: bool
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        batch: Any,
+        unit: Count | None,
+        *,
+        ends_group: bool,
+        graphs: Graphs | None = None,
     ) -> MicroBatch:
         batch = move(batch, self.device)
         held = count_samples(batch)

@@ -32,8 +32,9 @@ from torch.optim import Optimizer
 
 from manycard.cards.card import Card
 from manycard.data.feed import Feed
+from manycard.engine.graphs import Graphs
 from manycard.engine.random import CardGenerators
-from manycard.errors import OptimizerError
+from manycard.errors import OptimizerError, SettingError
 from manycard.precision import Precision
 from manycard.strategies.loss_scaling import make_loss_scaling
 from manycard.strategies.peers import Peers
@@ -90,6 +91,8 @@ class Update:
     """The largest 2-norm of all gradients together; None leaves them."""
     reduced: bool
     """Whether the group's last `forward_backward` was told that it ends the group, and so reduced gradients."""
+    graphs: Graphs | None = None
+    """What `Strategy.make_graphs` gave the train step."""
 
 
 class Strategy(ABC):
@@ -156,13 +159,32 @@ class Strategy(ABC):
     def start_group(self, model: nn.Module) -> None:
         """Drop gradients: a new group of micro-batches begins."""
 
+    def make_graphs(self, model: nn.Module, mode: str) -> Graphs | None:
+        """What a train step of this model needs to run as CUDA graphs; None where it runs eager.
+
+        Raises:
+            SettingError: `mode` is ``"on"``, and there can be none.
+        """
+        if mode == "on":
+            problem = f"strategy {self.name!r} runs without CUDA graphs"
+            raise SettingError("graphs", mode, problem, fix='take strategy="dp", on one card too, or graphs="auto"')
+        return None
+
     @abstractmethod
     def forward_backward(
-        self, model: nn.Module, loss_fn: LossFn, batch: Any, unit: Count | None, *, ends_group: bool
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        batch: Any,
+        unit: Count | None,
+        *,
+        ends_group: bool,
+        graphs: Graphs | None = None,
     ) -> MicroBatch:
         """Run one micro-batch forward and backward, adding to the gradients of the group.
 
         Args:
+            graphs: what `make_graphs` gave the train step.
             unit: samples of the group's first micro-batch; None when this is the first.
             ends_group: whether an update follows, so that gradients may be reduced during backward.
         """

@@ -31,6 +31,8 @@ class TrainStepSettings:
     """Largest 2-norm of all gradients together; None leaves them as they are."""
     check_loss: bool = True
     """Check on the first batch that the loss is a mean over samples; costs a few forward passes, once."""
+    graphs: str = "auto"
+    """``"auto"``: CUDA graphs where they can be made; ``"on"``: an error where they can't; ``"off"``: none."""
 
 
 class TrainStep:
@@ -63,6 +65,7 @@ class TrainStep:
         self._optimizers = list(optimizers)
         self._scheduler = scheduler
         self._settings = settings
+        self._graphs = strategy.make_graphs(model, settings.graphs)
         self._checked = not settings.check_loss
         self._group: list[MicroBatch] = []
         self._unit: Count | None = None
@@ -101,7 +104,9 @@ class TrainStep:
                 self._checked = True
             if not self._group:
                 self._open_group()
-            part = self._strategy.forward_backward(self._model, self._loss_fn, batch, self._unit, ends_group=ends_group)
+            part = self._strategy.forward_backward(
+                self._model, self._loss_fn, batch, self._unit, ends_group=ends_group, graphs=self._graphs
+            )
             self._group.append(part)
             self._unit = self._group[0].samples
             if ends_group:
@@ -140,7 +145,7 @@ class TrainStep:
             total = sum((part.count for part in group[1:]), group[0].count)
             factor = group[0].samples / total
         self._group, self._unit = [], None
-        update = Update(factor, self._settings.clip_norm, reduced)
+        update = Update(factor, self._settings.clip_norm, reduced, self._graphs)
         self.updated = self._strategy.update(self._model, self._optimizers, update)
         if self.updated and self._scheduler is not None:
             self._scheduler.step()

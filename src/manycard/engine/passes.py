@@ -1,0 +1,85 @@
+"""One micro-batch's forward and backward pass on every card, as it runs without graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manycard.engine.batch import move
+from manycard.engine.buckets import Buckets
+from manycard.engine.loss import ShardLoss, read_loss
+from manycard.engine.replicas import Replicas
+from manycard.engine.threads import CardThreads
+from manycard.errors import LossError
+
+__all__ = ["Autocast", "LossFn", "Pass", "Weigh"]
+
+Autocast = Callable[[torch.device], AbstractContextManager[object]]
+LossFn = Callable[[Any, Any], Any]
+Weigh = Callable[[int, int, ShardLoss], float]
+"""Called with a shard's and the batch's samples and the shard's loss; what the loss is multiplied by in backward."""
+
+
+@dataclass
+class Pass:
+    """A micro-batch that is to run forward and backward.
+
+    Losses that come back are on the primary, by card; None for a card without samples.
+    """
+
+    replicas: Replicas
+    threads: CardThreads
+    buckets: Buckets
+    loss_fn: LossFn
+    autocast: Autocast
+    weigh: Weigh
+    samples: int
+    shards: Sequence[Any]
+    sizes: Sequence[int]
+    """Samples of each card's shard."""
+    first: bool
+    """Whether it begins a group: gradients of before are dropped."""
+    written: Sequence[str] = ()
+    """The attributes of the module that an eager run wrote, as ``Class.name``."""
+
+    def run_on(self, position: int, shard: Any, weight: Callable[[ShardLoss], float | Tensor]) -> ShardLoss:
+        """One card's forward and backward pass; gradients end in its buckets. Runs in the card's thread."""
+        with self.autocast(self.replicas.cards[position].device):
+            loss = read_loss(self.loss_fn(self.replicas.modules[position], shard))
+        if loss.value.requires_grad:
+            (loss.value * weight(loss)).backward()  # type: ignore[no-untyped-call]
+        self.buckets.collect(position)
+        return loss
+
+    def eager(self) -> list[ShardLoss | None]:
+        """Run it on every card that has samples.
+
+        Raises:
+            LossError: no card's loss depends on a parameter.
+        """
+        if self.first:
+            self.buckets.forget()
+            for parameter in chain.from_iterable(self.replicas.parameters):
+                parameter.grad = None
+        primary = self.replicas.cards[0].device
+
+        def job(position: int) -> tuple[ShardLoss, bool]:
+            shard = move(self.shards[position], self.replicas.cards[position].device)
+            loss = self.run_on(position, shard, partial(self.weigh, self.sizes[position], self.samples))
+            moved = ShardLoss(move(loss.value.detach(), primary), move(loss.count, primary))
+            return moved, loss.value.requires_grad
+
+        results = self.threads.run([partial(job, card) if size else None for card, size in enumerate(self.sizes)])
+        self.written = self.replicas.absorb()
+        if not any(result[1] for result in results if result is not None):
+            raise LossError(
+                "the loss depends on no parameter", fix="compute it from the model's output, without detach()"
+            )
+        return [None if result is None else result[0] for result in results]
