@@ -11,7 +11,8 @@ Ways, each in a process of its own, in turn, round after round; figures are medi
     data_parallel    python train.py --data-parallel, the global batch: nn.DataParallel as people write it
     run_replaced     manycard run train.py --data-parallel, the global batch: nn.DataParallel replaced
 
-A way's time starts after the warm-up, in which the first calls are compared with one card.
+A way's time starts after a warm-up of 34 steps, in which calls 1, 2, 4, 8, 16 and 32 are compared with one card;
+what comparisons cost is said in the run's last line, which is kept.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def main() -> None:
         for way in chosen:
             result = measure(commands[way], one_card=way in ("python_one", "run_one"))
             found[way].append(result)
-            print(number + 1, way, result.get("samples_per_s") or result["error"], flush=True)
+            print(number + 1, way, result.get("samples_per_s") or result["error"], *result.get("said", [])[-1:], flush=True)
     rows = {way: row(results) for way, results in found.items()}
     for way, values in rows.items():
         print(f"{way:14} {values['samples_per_s'] or 0:12,.1f} samples/s  {values['losses']}")

@@ -27,8 +27,8 @@ def make_model(name):
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", choices=("resnet50", "mlp"), default="resnet50")
 parser.add_argument("--batch", type=int, default=512)
-parser.add_argument("--steps", type=int, default=30)
-parser.add_argument("--warm-up", type=int, default=20)
+parser.add_argument("--steps", type=int, default=28)
+parser.add_argument("--warm-up", type=int, default=34)
 parser.add_argument("--data-parallel", action="store_true")
 options = parser.parse_args()
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from manycard.engine.compiling import compile_calls, settings_of
 from manycard.errors import ModelError
 
 __all__ = ["ModuleCopier"]
@@ -124,10 +125,10 @@ class ModuleCopier:
             return
         prefix = f"{name}." if name else ""
         state = {key: self.attribute(value, f"{prefix}{key}") for key, value in original.__dict__.items()}
-        compiled = state.pop("_compiled_call_impl", None) is not None
+        compiled = state.pop("_compiled_call_impl", None)
         replica.__dict__.update(state)
-        if compiled:
-            replica.compile()
+        if compiled is not None:
+            compile_calls(replica, settings_of(compiled))
 
     def _parameter(self, parameter: nn.Parameter) -> nn.Parameter:
         if is_lazy(parameter):

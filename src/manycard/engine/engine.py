@@ -123,9 +123,7 @@ class Engine:
             self.generators.follow_seed()
             self._made_for = self._made, self._changes, self.replicas.addresses()
             losses = graphs.passes.run(work, self._made_for, self._modes)
-        results = [
-            (size, loss.value, loss.count) for size, loss in zip(sizes, losses, strict=True) if loss is not None
-        ]
+        results = [(size, loss.value, loss.count) for size, loss in zip(sizes, losses, strict=True) if loss is not None]
         return results, samples
 
     def cut(self, batch: Any) -> tuple[int, list[Any], list[int]]:
@@ -239,11 +237,11 @@ class Engine:
                 return False
             multiplier = 1.0
         mirrors = [self._mirrors[optimizer] for optimizer in optimizers]
-        renewed = any([mirror.prepare() for mirror in mirrors])
+        outdated = [mirror.prepare() for mirror in mirrors]
         self._apart = True
         done = Done.NOT
         if graphs is not None and not self._buckets.sparse:
-            done = graphs.updates.run(self._update_work(mirrors, multiplier, clip_norm, renewed))
+            done = graphs.updates.run(self._update_work(mirrors, multiplier, clip_norm, any(outdated)))
         if done is Done.NOT:
             self.threads.run([partial(self._step, card, mirrors, multiplier, clip_norm) for card in cards])
         if done is not Done.ON_PRIMARY:  # or else parameters and states are sent before they are used again

@@ -51,7 +51,7 @@ class CudaRecorder(Recorder):
 
     def __init__(self, device: torch.device) -> None:
         # torch.cuda.graph's own capture stream is made once, on whichever card came first.
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._generator = torch.cuda.default_generators[device.index]
         self._device = device
         self._pool: Any = None
@@ -61,8 +61,9 @@ class CudaRecorder(Recorder):
         current = torch.cuda.current_stream(self._device)
         before = self._generator.clone_state()
         self._stream.wait_stream(current)
+        pool = {} if self._pool is None else {"pool": self._pool}
         with _no_collection(), torch.cuda.stream(self._stream):
-            graph.capture_begin(**({} if self._pool is None else {"pool": self._pool}), capture_error_mode="thread_local")
+            graph.capture_begin(**pool, capture_error_mode="thread_local")
             try:
                 value = work()
             except BaseException:

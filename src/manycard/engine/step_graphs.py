@@ -19,6 +19,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -223,7 +224,7 @@ class StepGraphs:
         replays, losses = [], []
         for position in range(len(cards)):
             jobs: list[Callable[[], Any] | None] = [None] * len(cards)
-            jobs[position] = lambda at=position: self._record_card(work, at, shards[at], weights[at])
+            jobs[position] = partial(self._record_card, work, position, shards[position], weights[position])
             replay, loss = work.threads.run(jobs)[position]
             replays.append(replay)
             losses.append(loss)
@@ -255,9 +256,7 @@ class StepGraphs:
             return recorded.replay(work)
         return self._judged(work, recorded, before, expected)
 
-    def _judged(
-        self, work: Pass, recorded: _Recorded, before: _Moment, expected: _Outcome
-    ) -> list[ShardLoss | None]:
+    def _judged(self, work: Pass, recorded: _Recorded, before: _Moment, expected: _Outcome) -> list[ShardLoss | None]:
         before.restore()
         results = recorded.replay(work)
         gap = expected.gap(_Outcome(work, recorded.used, results))
@@ -280,7 +279,9 @@ class _Moment:
     def __init__(self, work: Pass) -> None:
         self._work = work
         self._random = work.threads.generators.state_dict()
-        self._kept = [(tensor, tensor.detach().clone()) for module in work.replicas.modules for tensor in module.buffers()]
+        self._kept = [
+            (tensor, tensor.detach().clone()) for module in work.replicas.modules for tensor in module.buffers()
+        ]
         if not work.first:
             self._kept += [(flat, flat.clone()) for flats in work.buckets.flats for flat in flats.values()]
 

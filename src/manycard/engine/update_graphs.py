@@ -188,7 +188,9 @@ class UpdateGraphs:
             rates.append(own)
             multiplier: float | Tensor = multipliers[position] if work.scaled else 1.0
             jobs: list[Callable[[], Any] | None] = [None] * len(cards)
-            jobs[position] = partial(self._record_card, position, optimizers, own, partial(work.step, position, multiplier))
+            jobs[position] = partial(
+                self._record_card, position, optimizers, own, partial(work.step, position, multiplier)
+            )
             replays.append(work.threads.run(jobs)[position])
         return _Recorded(replays, multipliers, rates)
 

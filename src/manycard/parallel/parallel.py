@@ -32,6 +32,7 @@ from manycard.parallel.settings import (
     check_graphs,
     check_scheduler,
     choose_run_cards,
+    compile_settings,
     overridden,
     seed_all,
     whole_number,
@@ -56,6 +57,7 @@ class Parallel:
         accumulate: calls of a train step for one update.
         seed: seeds ``random``, NumPy and PyTorch, and orders the data; None leaves the script's seeds.
         sync_batchnorm: BatchNorm statistics over the whole global batch.
+        compile: compile each card's module with ``torch.compile``: True, or a dict of its arguments.
         ddp_options: arguments for DistributedDataParallel in strategy ``ddp``.
 
     Raises:
@@ -81,13 +83,16 @@ class Parallel:
         accumulate: int = 1,
         seed: int | None = None,
         sync_batchnorm: bool = False,
+        compile: bool | Mapping[str, Any] = False,
         ddp_options: Mapping[str, Any] | None = None,
     ) -> None:
         strategy = str(overridden("MANYCARD_STRATEGY", "strategy", strategy))
         find_strategy(strategy)
         self.precision = make_precision(str(overridden("MANYCARD_PRECISION", "precision", precision)))
         self.accumulate = whole_number("accumulate", accumulate, fix="leave it out for an update in every step")
-        options = StrategyOptions(sync_batchnorm=sync_batchnorm, ddp=dict(ddp_options or {}))
+        options = StrategyOptions(
+            sync_batchnorm=sync_batchnorm, compile=compile_settings(compile), ddp=dict(ddp_options or {})
+        )
         self._feed = Feed()
         chosen = choose_run_cards(overridden("MANYCARD_CARDS", "cards", cards))
         self.precision.apply_flags()

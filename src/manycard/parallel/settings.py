@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,15 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from manycard.cards import Card, choose_cards
 from manycard.errors import SettingError
 
-__all__ = ["check_clip_norm", "check_graphs", "check_scheduler", "choose_run_cards", "overridden", "seed_all", "whole_number"]
+__all__ = [
+    "check_clip_norm",
+    "check_graphs",
+    "check_scheduler",
+    "choose_run_cards",
+    "overridden",
+    "seed_all",
+    "whole_number",
+]
 
 
 def overridden(variable: str, setting: str, value: Any) -> Any:
@@ -83,6 +92,21 @@ def check_graphs(graphs: str) -> str:
     if graphs not in ("auto", "on", "off"):
         raise SettingError("graphs", graphs, "it is none of auto, on and off", fix='leave it at "auto"')
     return graphs
+
+
+def compile_settings(value: bool | Mapping[str, Any]) -> dict[str, Any] | None:
+    """The arguments of ``torch.compile`` that `compile` stands for; None for no compilation.
+
+    Raises:
+        SettingError: it is neither a bool nor a dict.
+    """
+    if isinstance(value, bool):
+        return {} if value else None
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise SettingError(
+        "compile", value, "it is neither True nor arguments", fix='give compile={"mode": "default"}, say'
+    )
 
 
 def check_scheduler(scheduler: Any) -> None:

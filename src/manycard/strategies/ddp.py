@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from manycard.cards.card import Card
 from manycard.data.feed import Feed
 from manycard.engine.batch import count_samples, move, tensors_in
+from manycard.engine.compiling import compile_calls
 from manycard.engine.loss import ShardLoss
 from manycard.engine.loss_check import check_mean_loss
 from manycard.engine.random import CardGenerators
@@ -81,6 +82,8 @@ class DistributedStrategy(ProcessStrategy):
     def setup_module(self, module: nn.Module) -> nn.Module:
         if self.options.sync_batchnorm:
             module = convert_batchnorm(module)
+        if self.options.compile is not None:
+            compile_calls(module, self.options.compile)
         model = RankModel(module.to(self.device), self)
         _draw_apart(self.peers.rank)
         return model

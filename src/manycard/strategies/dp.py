@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from manycard.cards.card import Card
 from manycard.data.feed import Feed
 from manycard.engine.batch import move
+from manycard.engine.compiling import compile_calls
 from manycard.engine.data_parallel import DataParallel
 from manycard.engine.engine import Engine
 from manycard.engine.graphs import Graphs
@@ -48,6 +49,8 @@ class DataParallelStrategy(Strategy):
     def setup_module(self, module: nn.Module) -> nn.Module:
         if self.options.sync_batchnorm:
             module = convert_batchnorm(module)
+        if self.options.compile is not None:
+            compile_calls(module, self.options.compile)
         model = DataParallel(module, self.cards)
         model.engine.share_generators(self.generators)
         self._models.add(model)

@@ -8,6 +8,7 @@ from torch import nn
 
 from manycard.cards.card import Card
 from manycard.data.feed import Feed
+from manycard.engine.compiling import compile_calls
 from manycard.engine.random import CardGenerators
 from manycard.precision import Precision
 from manycard.strategies.process import ProcessStrategy
@@ -26,6 +27,8 @@ class Single(ProcessStrategy):
         self.generators = CardGenerators(self.cards)
 
     def setup_module(self, module: nn.Module) -> nn.Module:
+        if self.options.compile is not None:
+            compile_calls(module, self.options.compile)
         return module.to(self.device)
 
     def unwrap(self, model: nn.Module) -> nn.Module:

@@ -65,6 +65,8 @@ class StrategyOptions:
 
     sync_batchnorm: bool = False
     """BatchNorm statistics over the whole global batch; costs one small exchange a layer, forward and backward."""
+    compile: dict[str, Any] | None = None
+    """Arguments of ``torch.compile`` for each card's module; None leaves modules uncompiled."""
     ddp: dict[str, Any] = field(default_factory=dict)
     """Arguments handed to DistributedDataParallel, over manycard's own choices."""
 

@@ -32,6 +32,10 @@ class TorchDataParallel(ProcessStrategy):
             raise StrategyError(
                 "strategy", self.name, "nn.DataParallel can't synchronise BatchNorm", fix='use strategy="dp"'
             )
+        if options.compile is not None:
+            raise StrategyError(
+                "compile", True, "nn.DataParallel makes its replicas anew in each step", fix='use strategy="dp"'
+            )
         self.generators = CardGenerators(self.cards)
 
     def setup_module(self, module: nn.Module) -> nn.Module:

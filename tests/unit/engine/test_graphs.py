@@ -90,7 +90,9 @@ def make(
     model = copy.deepcopy(model)
     make_optimizer = optimizer or (lambda parameters: torch.optim.Adam(parameters, 1e-2, fused=True))
     own = make_optimizer(model.parameters())
-    strategy = make_strategy("dp", choose_cards(f"cpu:{cards}").cards, make_precision("fp32"), Feed(), StrategyOptions())
+    strategy = make_strategy(
+        "dp", choose_cards(f"cpu:{cards}").cards, make_precision("fp32"), Feed(), StrategyOptions()
+    )
     spread = strategy.setup_module(model)
     strategy.setup_optimizer(spread, own)
     engine = spread.engine
