@@ -26,9 +26,11 @@ already on the card: on the primary for ways with one process, which copy each c
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -253,12 +255,18 @@ def in_own_process(way: str, options: argparse.Namespace, cards: int) -> dict[st
         command = [*start, __file__, "--workload", options.workload, "--way", way, "--result", str(result)]
         command += ["--cards", str(cards), "--per-card-batch", str(options.per_card_batch)]
         environment = {**os.environ, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"} if way == "ddp_graph" else None
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
-        except subprocess.TimeoutExpired:
-            return {"error": "no result within 240 s"}
+        log = Path(folder) / "log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+            try:
+                process.wait(options.patience)
+            except subprocess.TimeoutExpired:
+                return {"error": f"no result within {options.patience} s"}
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # ranks that hang too
         if not result.exists():
-            return {"error": done.stderr[-1500:]}
+            return {"error": log.read_text(errors="replace")[-1500:]}
         found: dict[str, Any] = json.loads(result.read_text())
         return found
 
@@ -294,6 +302,7 @@ def main() -> None:
     parser.add_argument("--cards", type=int, default=torch.cuda.device_count())
     parser.add_argument("--per-card-batch", type=int)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--patience", type=int, default=240, help="seconds that one run of one way may take")
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--way")
@@ -309,6 +318,7 @@ def main() -> None:
     for number in range(options.rounds):
         for way, found in rounds.items():
             found.append(in_own_process(way, options, options.cards))
+            print(number + 1, way, found[-1].get("step_ms") or found[-1]["error"][-600:], flush=True)
         rows = summary(rounds)
         print(f"{options.workload}, {options.cards} cards, {options.per_card_batch} a card, round {number + 1}")
         for way, row in rows.items():

@@ -81,7 +81,8 @@ def main() -> None:
         for way in chosen:
             result = measure(commands[way], one_card=way in ("python_one", "run_one"))
             found[way].append(result)
-            print(number + 1, way, result.get("samples_per_s") or result["error"], *result.get("said", [])[-1:], flush=True)
+            said = result.get("said", [])[-1:]
+            print(number + 1, way, result.get("samples_per_s") or result["error"], *said, flush=True)
     rows = {way: row(results) for way, results in found.items()}
     for way, values in rows.items():
         print(f"{way:14} {values['samples_per_s'] or 0:12,.1f} samples/s  {values['losses']}")

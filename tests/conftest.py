@@ -82,7 +82,12 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     grouped = dist.is_available() and dist.is_initialized()
     yield
     leaks = []
-    ignored = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}  # PyTorch sets its own
+    ignored = {
+        "PYTEST_CURRENT_TEST",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TRITON_CACHE_DIR",
+        "TRITON_PTXAS_PATH",
+    }  # PyTorch sets its own
     now = dict(os.environ)
     changed = sorted(key for key in {*now, *environment} - ignored if now.get(key) != environment.get(key))
     if changed:

@@ -69,7 +69,7 @@ def trained(
 ) -> tuple[list[float], list[Tensor], Any, Any]:
     torch.manual_seed(0)
     parallel = mc.Parallel(
-        strategy="dp", cards=cards, precision=precision, accumulate=accumulate, seed=0, compile=compile
+        strategy="dp", cards=list(range(cards)), precision=precision, accumulate=accumulate, seed=0, compile=compile
     )
     net = copy.deepcopy(model) if model is not None else Net()
     own = optimizer(net.parameters())
@@ -200,7 +200,7 @@ def test_a_recording_that_fails_leaves_the_card_as_it_was() -> None:
 
 
 def test_memory_does_not_grow_and_replicas_stay_equal_over_a_thousand_steps() -> None:
-    parallel = mc.Parallel(strategy="dp", cards=COUNTS[-1], precision="bf16", seed=0)
+    parallel = mc.Parallel(strategy="dp", cards=list(range(COUNTS[-1])), precision="bf16", seed=0)
     net = Net(dropout=0.1)
     net, own = parallel.setup(net, torch.optim.AdamW(net.parameters(), 1e-3))
     step = parallel.train_step(mean_loss, net, own, graphs="on")
@@ -226,7 +226,7 @@ def test_an_exception_in_the_loss_on_one_card_leaves_the_step_usable() -> None:
             raise ValueError("planted")
         return mean_loss(model, batch)
 
-    parallel = mc.Parallel(strategy="dp", cards=COUNTS[-1], seed=0)
+    parallel = mc.Parallel(strategy="dp", cards=list(range(COUNTS[-1])), seed=0)
     net = Net()
     net, own = parallel.setup(net, sgd(net.parameters()))
     step = parallel.train_step(loss_fn, net, own)

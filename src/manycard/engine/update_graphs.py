@@ -231,9 +231,9 @@ def _capturable(optimizer: Optimizer, rates: Sequence[Tensor]) -> Iterator[None]
     """An optimizer that reads its learning rates from the card and keeps its counters there."""
     before = [dict(group) for group in optimizer.param_groups]
     for parameter, state in optimizer.state.items():
-        step = state.get("step")
-        if isinstance(step, Tensor) and step.device != parameter.device:
-            state["step"] = step.to(parameter.device)
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.device != parameter.device:
+                state[key] = value.to(parameter.device)
     try:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate

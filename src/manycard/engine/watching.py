@@ -1,9 +1,9 @@
 """Noticing what a script has changed in the primary's module since the replicas were made.
 
 Between two calls a script may switch a part to ``eval()``, set an attribute, freeze a layer, swap one, replace a
-``forward`` or register a hook. `Watch.changes` finds that by comparing identities, module by module, which costs
-about a microsecond a module. What the forward pass itself writes is the primary's own state and no change:
-calling `Watch.changes` after each pass takes note of it.
+``forward`` or register a hook. `Watch.changes` finds that by comparing identities: all modules at a glance, about a
+microsecond a module, and each by itself where something has changed. What the forward pass itself writes is the
+primary's own state and no change: calling `Watch.changes` after each pass takes note of it.
 
 Seen: attributes and the items of their lists, dicts and objects, one level deep; submodules, parameters, hooks and
 classes. Not seen: changes deeper inside an attribute's objects.
@@ -11,9 +11,11 @@ classes. Not seen: changes deeper inside an attribute's objects.
 
 from __future__ import annotations
 
+import operator
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ _HOOKS = (
     "_non_full_backward_hooks_",
 )
 _FLAT = (bool, int, float, str, tuple, type, type(None))
+_CONTAINERS = (list, set, deque, dict)
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules", *_HOOKS})
 _UNSEEN_BY_FORWARD = frozenset(
     {"_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"}
@@ -108,6 +111,52 @@ def _items(name: str, value: Any) -> list[int] | None:
     return list(map(id, state.values())) if isinstance(state, dict) and not callable(value) else None
 
 
+class _Glance:
+    """All modules at once, compared in a few calls that loop in C: most often nothing has changed."""
+
+    def __init__(self, seen: Sequence[_Seen]) -> None:
+        modules = [each.module for each in seen]
+        self._modules = modules
+        self._kinds = list(map(type, modules))
+        self._states = [module.__dict__ for module in modules]
+        self._values = list(_values_of(self._states))
+        self._tables = [table for each in seen for table, _, _ in each.tables]
+        self._names = list(chain.from_iterable(self._tables))
+        self._held = list(_values_of(self._tables))
+        self._empty = [table for each in seen for table in each.empty]
+        self._buffers = [state["_buffers"] for state in self._states]
+        self._buffer_names = list(chain.from_iterable(self._buffers))
+        contents = [(name, each.attributes[name], ids) for each in seen for name, ids in each.contents.items()]
+        self._contents = [entry for entry in contents if entry[2] or not isinstance(entry[1], _CONTAINERS)]
+        self._bare = [value for _, value, ids in contents if not ids and isinstance(value, _CONTAINERS)]
+
+    def structure_is_as_before(self) -> bool:
+        return (
+            list(map(type, self._modules)) == self._kinds
+            and not any(self._empty)
+            and list(chain.from_iterable(self._tables)) == self._names
+            and _same_objects(_values_of(self._tables), self._held)
+            and list(chain.from_iterable(self._buffers)) == self._buffer_names
+        )
+
+    def attributes_are_as_before(self) -> bool:
+        return (
+            sum(map(len, self._states)) == len(self._values)
+            and _same_objects(_values_of(self._states), self._values)
+            and not any(self._bare)
+            and all(_items(name, value) == ids for name, value, ids in self._contents)
+        )
+
+
+def _values_of(tables: Sequence[dict[str, Any]]) -> Iterator[Any]:
+    return chain.from_iterable(map(dict.values, tables))
+
+
+def _same_objects(values: Iterator[Any], before: list[Any]) -> bool:
+    """Whether an iterator gives these very objects; it gives as many."""
+    return all(map(operator.is_, before, values))
+
+
 class Watch:
     """The primary's module as it was last seen.
 
@@ -118,13 +167,21 @@ class Watch:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._seen = [_Seen(part) for part in module.modules()]
+        self._glance = _Glance(self._seen)
 
     def structure_changed(self) -> bool:
         """Whether replicas have to be made anew: other submodules, parameters, buffers, hooks or classes."""
-        return any(seen.structure_changed() for seen in self._seen)
+        return not self._glance.structure_is_as_before() and any(seen.structure_changed() for seen in self._seen)
 
     def changes(self) -> list[AttributeChange]:
         """The attributes that changed since they were last seen, and take note of them."""
+        if self._glance.attributes_are_as_before():
+            return []
+        found = self._look_at_each()
+        self._glance = _Glance(self._seen)
+        return found
+
+    def _look_at_each(self) -> list[AttributeChange]:
         found: list[AttributeChange] = []
         for index, seen in enumerate(self._seen):
             if seen.attributes_changed():
