@@ -31,6 +31,7 @@ from manycard.engine.context import ThreadContext
 from manycard.engine.engine import Engine
 from manycard.engine.gradient_sum import GradientSum
 from manycard.engine.graph_check import GraphCheck
+from manycard.engine.input_copies import InputCopies
 from manycard.engine.joining import Join, join_values
 from manycard.engine.layout import Layout, Piece
 from manycard.engine.local_backward import USED_TWICE, local_gradients
@@ -96,6 +97,7 @@ class SpreadCall:
         self._check = check
         self._active = [position for position, size in enumerate(sizes) if size]
         self._shards = {position: _Shard() for position in self._active}
+        self._parts: dict[int, Any] = {}
         self._leaves: list[_Leaf] = []
         self._value: Any = None
         self._spent = False
@@ -103,16 +105,20 @@ class SpreadCall:
     def run(self) -> Any:
         """Run forward and return the joined output, attached to the script's graph where gradients are enabled."""
         if not torch.is_grad_enabled():
-            return self._join(self._engine.threads.run(self._jobs(self._forward), here=0))
+            return self._run_without_graph()
         self._whole = [tensor for tensor in tensors_in(self._batch) if tensor.requires_grad]
         self._index = {id(tensor): index for index, tensor in enumerate(self._whole)}
         parameters = self._trainable(0)
         if not self._whole and not parameters:
-            return self._join(self._engine.threads.run(self._jobs(self._forward), here=0))
+            return self._run_without_graph()
         outputs = iter(_Boundary.apply(self, *self._whole, *parameters))
         # The outputs hold this call through their graph; it must not hold them.
         value, self._value = self._value, None
         return map_tensors(lambda _: next(outputs), value)
+
+    def _run_without_graph(self) -> Any:
+        self._cut(leaves=False)
+        return self._join(self._engine.threads.run(self._jobs(self._forward), here=0))
 
     def _jobs(self, job: Callable[[int], Any]) -> list[Callable[[], Any] | None]:
         return [partial(job, position) if size else None for position, size in enumerate(self._sizes)]
@@ -122,30 +128,45 @@ class SpreadCall:
 
     # ---- forward -------------------------------------------------------------------------------------------
 
-    def _forward(self, position: int) -> Any:
-        """Run one card's replica on its shard, without a graph."""
-        device = self._engine.cards[position].device
+    def _cut(self, *, leaves: bool) -> None:
+        """Cut the batch for every card, and queue the copies between cards before any card computes.
+
+        Args:
+            leaves: the parts begin graphs of the cards' own.
+        """
+        copies = self._engine.input_copies
+        with copies.apart():
+            for position in self._active:
+                self._parts[position] = self._cut_for(position, copies, leaves)
+
+    def _cut_for(self, position: int, copies: InputCopies, leaves: bool) -> Any:
+        device, shard = self._engine.cards[position].device, self._shards[position]
 
         def take(tensor: Tensor, piece: Piece | None) -> Tensor:
-            part = tensor if piece is None else piece.of(tensor)
-            return part.to(device, non_blocking=True)
+            own = tensor.detach() if leaves else tensor
+            part = copies.ahead(own if piece is None else piece.of(own), device)
+            if leaves and tensor.requires_grad:
+                part = part.to(device, non_blocking=True).requires_grad_()
+                shard.inputs.append((self._index[id(tensor)], piece, part))
+            return part
 
-        args, kwargs = self._layout.take_shard(self._batch, self._sizes, position, take)
+        return self._layout.take_shard(self._batch, self._sizes, position, take)
+
+    def _shard_on(self, position: int) -> Any:
+        """A card's part of the batch, all of it there. Runs in the card's thread."""
+        device = self._engine.cards[position].device
+        return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), self._parts.pop(position))
+
+    def _forward(self, position: int) -> Any:
+        """Run one card's replica on its shard, without a graph."""
+        args, kwargs = self._shard_on(position)
         return self._engine.replicas.modules[position](*args, **kwargs)
 
     def _forward_with_graph(self, position: int) -> Any:
         """Run one card's replica on its shard, building the card's own graph from detached leaves."""
-        device, shard = self._engine.cards[position].device, self._shards[position]
-
-        def take(tensor: Tensor, piece: Piece | None) -> Tensor:
-            part = tensor.detach() if piece is None else piece.of(tensor.detach())
-            part = part.to(device, non_blocking=True)
-            if tensor.requires_grad:
-                shard.inputs.append((self._index[id(tensor)], piece, part.requires_grad_()))
-            return part
-
+        device = self._engine.cards[position].device
         with torch.enable_grad():
-            args, kwargs = self._layout.take_shard(self._batch, self._sizes, position, take)
+            args, kwargs = self._shard_on(position)
             nodes = torch._C._autograd._get_sequence_nr()
             value = self._engine.replicas.modules[position](*args, **kwargs)
             self._check.look(position, device, torch._C._autograd._get_sequence_nr() - nodes, value)
@@ -157,6 +178,7 @@ class SpreadCall:
         self._engine.generators.follow_seed()
         self._draws = (self._engine.generators.state_dict(), torch.get_rng_state())
         self._parameters = {position: self._trainable(position) for position in self._active}
+        self._cut(leaves=True)
         values = self._engine.threads.run(self._jobs(self._forward_with_graph), here=0)
         self._check.compare()
         self._value = self._join(values)

@@ -30,6 +30,7 @@ from manycard.engine.batch import count_samples, cut, move
 from manycard.engine.buckets import Buckets, gradients_of
 from manycard.engine.collective import make_collective
 from manycard.engine.graphs import Graphs
+from manycard.engine.input_copies import InputCopies
 from manycard.engine.lockstep import LockstepGuard
 from manycard.engine.mirrors import Mirrors
 from manycard.engine.passes import Autocast, LossFn, Pass, Weigh
@@ -61,6 +62,7 @@ class Engine:
         self.generators = CardGenerators(cards)
         self.threads = CardThreads(cards, self.generators)
         self.collective = make_collective(cards)
+        self.input_copies = InputCopies(cards)
         self.replicas = Replicas(module, cards, self.collective)
         self.lock = threading.RLock()
         """Held by whoever spreads work: several threads of a script are served in turn."""
@@ -113,8 +115,19 @@ class Engine:
         buckets = self._prepare_training()
         if self._group_open:
             buckets.check_kept()
+        first = not self._group_open
         work = Pass(
-            self.replicas, self.threads, buckets, loss_fn, autocast, weigh, samples, shards, sizes, not self._group_open
+            self.replicas,
+            self.threads,
+            buckets,
+            self.input_copies,
+            loss_fn,
+            autocast,
+            weigh,
+            samples,
+            shards,
+            sizes,
+            first,
         )
         self._group_open = True
         if graphs is None:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manycard.engine.batch import move
+from manycard.engine.batch import map_tensors, move
 from manycard.engine.buckets import Buckets
+from manycard.engine.input_copies import InputCopies
 from manycard.engine.loss import ShardLoss, read_loss
 from manycard.engine.replicas import Replicas
 from manycard.engine.threads import CardThreads
@@ -37,6 +38,7 @@ class Pass:
     replicas: Replicas
     threads: CardThreads
     buckets: Buckets
+    input_copies: InputCopies
     loss_fn: LossFn
     autocast: Autocast
     weigh: Weigh
@@ -69,9 +71,11 @@ class Pass:
             for parameter in chain.from_iterable(self.replicas.parameters):
                 parameter.grad = None
         primary = self.replicas.cards[0].device
+        shards = self._copied_ahead()
 
         def job(position: int) -> tuple[ShardLoss, bool]:
-            shard = move(self.shards[position], self.replicas.cards[position].device)
+            shard = move(shards[position], self.replicas.cards[position].device)
+            shards[position] = None
             loss = self.run_on(position, shard, partial(self.weigh, self.sizes[position], self.samples))
             moved = ShardLoss(move(loss.value.detach(), primary), move(loss.count, primary))
             return moved, loss.value.requires_grad
@@ -83,3 +87,11 @@ class Pass:
                 "the loss depends on no parameter", fix="compute it from the model's output, without detach()"
             )
         return [None if result is None else result[0] for result in results]
+
+    def _copied_ahead(self) -> list[Any]:
+        """The shards, those that come from another card already on their way."""
+        with self.input_copies.apart():
+            return [
+                map_tensors(partial(self.input_copies.ahead, device=card.device), shard)
+                for shard, card in zip(self.shards, self.replicas.cards, strict=True)
+            ]

@@ -84,9 +84,13 @@ class _Recorded:
 
     def replay(self, work: Pass) -> list[ShardLoss | None]:
         """Run it on this micro-batch; fresh losses come back on the primary."""
+        pairs = [
+            pair
+            for inputs, shard in zip(self._inputs, work.shards, strict=True)
+            for pair in zip(inputs, tensors_in(shard), strict=True)
+        ]
+        work.input_copies.write(pairs)
         for position, replay in enumerate(self._replays):
-            for own, given in zip(self._inputs[position], tensors_in(work.shards[position]), strict=True):
-                own.copy_(given, non_blocking=True)
             weight = work.weigh(work.sizes[position], work.samples, self._losses[position])
             if weight != self._given[position]:
                 self._weights[position].fill_(weight)
