@@ -261,7 +261,8 @@ class Engine:
             self._apart = False
             for mirror in mirrors:
                 mirror.finish()
-        self.replicas.mark_sent()
+        if done is not Done.ON_ALL:  # a replay leaves version counters where they are
+            self.replicas.mark_sent()
         return True
 
     def _update_work(
