@@ -65,6 +65,8 @@ WAYS = (
 RANKS = ("ddp", "ddp_compiled", "ddp_graph", "accelerate", "fabric")
 """Ways with one process a card."""
 STEPS = {"resnet50": 20, "gpt2": 20, "resnet18-cifar": 60, "mlp": 100}
+WARM_UP = {"resnet50": 15, "gpt2": 15, "resnet18-cifar": 70, "mlp": 70}
+"""Steps before the timed ones, such that no comparison of graphs with eager steps (replays 8, 64, 512) is timed."""
 COMPARED = 5
 
 
@@ -93,7 +95,7 @@ def run_way(way: str, workload_name: str, cards: int, per_card: int) -> dict[str
     for card in range(cards):
         torch.cuda.synchronize(card)
     to_first = time.perf_counter() - start
-    for _ in range(15):
+    for _ in range(WARM_UP[workload_name]):
         step(batch)
     for card in range(cards):
         torch.cuda.synchronize(card)
