@@ -4,8 +4,9 @@
 over the cards for each way of cutting that shapes allow, until outputs, gradients of parameters and inputs, buffers
 and attributes all come out the same. The script's module, its random state and its output are not touched.
 
-Set aside, because they differ between one card and several by nature: draws (dropout and noise are pinned) and
-BatchNorm statistics (the layers are put into evaluation mode). The verdict says whether there were any.
+Set aside, because they differ between one card and several by nature: draws (dropout is off, and each sample draws the
+same on whichever card, as `manycard.script.comparison.pinned` says) and BatchNorm statistics (the layers are put into
+evaluation mode). The verdict says whether there were any.
 
 What can't be compared is left on one card, with the reason in words: cutting changes a result; forward keeps what it
 computed in an attribute or buffer, of which the script would see one card's part; a hook of the script's would see
@@ -34,9 +35,10 @@ from manycard.engine.sizes import shard_sizes
 from manycard.engine.spreader import Spreader
 from manycard.engine.sync_batchnorm import SyncedBatchNorm
 from manycard.errors import BatchError, ManycardError
-from manycard.script.comparison.layout import Joined, Rows, candidate_cuts
+from manycard.script.comparison.layout import Joined, JoinRule, Rows, candidate_cuts
 from manycard.script.comparison.leaks import MadeTensors
-from manycard.script.comparison.trial import DifferentError, Trial
+from manycard.script.comparison.pinned import PATTERNS, Way
+from manycard.script.comparison.trial import DifferentError, DifferentGradientError, Trial
 from manycard.script.means import InParts
 
 __all__ = ["Verdict", "batchnorm_in_training", "find_layout"]
@@ -114,6 +116,8 @@ class _Comparison:
         self._size = size
         self._known = known
         self._in_parts = in_parts
+        self._wholes: dict[int, Trial] = {}
+        """Runs on one card with other draws, by pattern."""
 
     def verdict(self) -> Verdict:
         """Compare in double precision, where a coincidence can't pass for equality, or else as the call is."""
@@ -132,10 +136,11 @@ class _Comparison:
         except ManycardError as error:
             return Verdict(None, str(error).rstrip("."))
 
-    def _trial(self, *, double: bool) -> Trial:
-        return Trial(self._module, self._cards, self._batch, double=double, in_parts=self._in_parts)
+    def _trial(self, *, double: bool, pattern: int = 0) -> Trial:
+        return Trial(self._module, self._cards, self._batch, double=double, in_parts=self._in_parts, pattern=pattern)
 
     def _compare(self, cuts: Sequence[Layout], *, double: bool) -> Verdict:
+        self._wholes.clear()
         whole, reason = self._whole(double=double)
         if whole is None:
             return Verdict(None, reason)
@@ -144,22 +149,68 @@ class _Comparison:
             samples = _count(cut, self._batch)
             if samples < 2:
                 continue
-            trial = self._trial(double=double)
+            sizes = shard_sizes(samples, len(self._cards)) if self._known else _uneven(samples, len(self._cards))
             try:
-                sizes = shard_sizes(samples, len(self._cards)) if self._known else _uneven(samples, len(self._cards))
-                rules = trial.run_spread(cut, sizes, whole, self._known.rules if self._known else ())
-                whole.compare(trial)
-                return Verdict(Joined(cut, tuple(rules)), draws=whole.draws)
+                rules = self._rules(cut, sizes, whole, double=double)
+                return Verdict(Joined(cut, rules), draws=whole.draws)
             except torch.OutOfMemoryError:
                 raise
             except DifferentError as difference:
-                reason = str(difference) if number == 0 or reason.startswith("no ") else reason
+                if number == 0 or reason.startswith("no "):
+                    permutes = ", and forward draws a permutation" if whole.pinned.permuted else ""
+                    reason = f"{difference}{permutes}"
             except Exception as error:
                 if reason.startswith("no "):
                     reason = f"it can't be cut: {_first_line(error)}"
+        return Verdict(None, reason, whole.draws)
+
+    def _rules(self, cut: Layout, sizes: Sequence[int], whole: Trial, *, double: bool) -> tuple[JoinRule, ...]:
+        """The rules that join the call, cut so, to what one card gave, in its values and in its gradients.
+
+        Values may fit several rules (a loss whose logits are all zero); the first that fits the gradients wins.
+
+        Raises:
+            DifferentError: none does; the difference is that of the first that was tried.
+        """
+        found: list[DifferentError] = []
+        known = self._known.rules if self._known else ()
+        for way in Way if whole.pinned.drawn else (Way.SAMPLES,):
+            waiting: list[tuple[JoinRule, ...]] | None = None
+            while waiting is None or waiting:
+                trial = self._trial(double=double)
+                try:
+                    rules = trial.run_spread(cut, sizes, whole, waiting.pop(0) if waiting else known, way)
+                    whole.compare(trial)
+                    self._compare_other_draws(cut, sizes, whole, rules, way, double=double)
+                    return rules
+                except DifferentError as difference:
+                    found.append(difference)
+                    if waiting is None:
+                        waiting = trial.other_rules() if isinstance(difference, DifferentGradientError) else []
+                finally:
+                    trial.close()
+        raise found[0]
+
+    def _compare_other_draws(
+        self, cut: Layout, sizes: Sequence[int], whole: Trial, rules: Sequence[JoinRule], way: Way, *, double: bool
+    ) -> None:
+        """Compare with other things drawn, where forward draws and this is no repetition.
+
+        Raises:
+            DifferentError: it was right by chance.
+        """
+        if not whole.pinned.drawn or self._known is not None:
+            return
+        for pattern in range(1, PATTERNS):
+            if pattern not in self._wholes:
+                self._wholes[pattern] = self._run_whole(double=double, pattern=pattern)
+            trial = self._trial(double=double, pattern=pattern)
+            try:
+                if trial.run_spread(cut, sizes, self._wholes[pattern], rules, way) != rules:
+                    raise DifferentError("what forward draws decides how the batch's parts go together")
+                self._wholes[pattern].compare(trial)
             finally:
                 trial.close()
-        return Verdict(None, reason, whole.draws)
 
     def _whole(self, *, double: bool) -> tuple[Trial | None, str]:
         """The run that others are compared with, and why there can't be one.
@@ -183,8 +234,8 @@ class _Comparison:
             return None, "forward leaves tensors outside the module (in a global list, say)"
         return self._run_whole(double=double), ""
 
-    def _run_whole(self, *, double: bool, made: MadeTensors | None = None) -> Trial:
-        trial = self._trial(double=double)
+    def _run_whole(self, *, double: bool, made: MadeTensors | None = None, pattern: int = 0) -> Trial:
+        trial = self._trial(double=double, pattern=pattern)
         try:
             with made or contextlib.nullcontext():
                 trial.run_whole()
