@@ -39,14 +39,13 @@ from manycard.script.comparison.layout import Joined, JoinRule, Rows, candidate_
 from manycard.script.comparison.leaks import MadeTensors
 from manycard.script.comparison.pinned import PATTERNS, Way
 from manycard.script.comparison.trial import DifferentError, DifferentGradientError, Trial
+from manycard.script.comparison.words import first_line, in_words
 from manycard.script.means import InParts
 
 __all__ = ["Verdict", "batchnorm_in_training", "find_layout"]
 
 _ENOUGH = 32
 """Samples a card that a comparison on GPUs looks at."""
-_LONGEST = 160
-"""Characters of an error's first line that a reason quotes."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +87,8 @@ def find_layout(
             with contextlib.suppress(torch.OutOfMemoryError):
                 return _Comparison(module, cards, (args, kwargs), size, known, in_parts).verdict()
             size = _half_of((args, kwargs), size)
+            if size is None and known is not None:
+                return Verdict(known, draws=True)  # right before; a full card says nothing against it
             if size is None:
                 return Verdict(None, "the card has no memory left to compare with")
 
@@ -161,7 +162,7 @@ class _Comparison:
                     reason = f"{difference}{permutes}"
             except Exception as error:
                 if reason.startswith("no "):
-                    reason = f"it can't be cut: {_first_line(error)}"
+                    reason = f"it can't be cut: {in_words(error)}"
         return Verdict(None, reason, whole.draws)
 
     def _rules(self, cut: Layout, sizes: Sequence[int], whole: Trial, *, double: bool) -> tuple[JoinRule, ...]:
@@ -242,7 +243,7 @@ class _Comparison:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            raise _TrialError(f"{type(error).__name__}: {_first_line(error)}") from None
+            raise _TrialError(f"{type(error).__name__}: {first_line(error)}") from None
         return trial
 
 
@@ -263,8 +264,10 @@ def _uneven(samples: int, cards: int) -> list[int]:
 
 
 def _first_of(batch: Any, cut: Layout, size: int) -> Any:
-    """The first `size` samples of a call."""
+    """The first `size` samples of a call; all of it where it has no more."""
     samples = cut.count(batch)
+    if samples <= size:
+        return batch
 
     def take(tensor: Tensor, piece: Piece | None) -> Tensor:
         return tensor if piece is None else piece.of(tensor)
@@ -294,11 +297,6 @@ def _half_of(batch: Any, size: int | None) -> int | None:
         cuts = candidate_cuts(batch)
         size = cuts[0].count(batch) if cuts else 1
     return size // 2 if size >= 4 else None
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0] if len(lines[0]) <= _LONGEST else f"{lines[0][:_LONGEST]}..."
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from manycard.engine.settling import settle
 from manycard.engine.spreader import Spreader
 from manycard.engine.watching import Watch
 from manycard.script.comparison.closeness import differ, tolerance_of
+from manycard.script.comparison.indices import CheckedIndices
 from manycard.script.comparison.layout import ByTensor, JoinRule
 from manycard.script.comparison.pinned import HostDraws, PinnedDraws, Way
 from manycard.script.comparison.rules import rules_for
@@ -115,7 +116,7 @@ class Trial:
         self._spreader = self._in_parts(self.module, self.cards)
         self._mode.way, self._mode.prefer = way, _first_dim(cut)
         self._probing = probing = _Probing(cut, whole.outputs, self.batch, sizes, known, self._mode)
-        with self._observed():
+        with self._observed(), CheckedIndices():
             value = self._spreader.call(self.batch[0], self.batch[1], sizes, probing)
         self._finish(value)
         if len(self.outputs) != len(whole.outputs):

@@ -281,6 +281,71 @@ def test_what_cutting_would_change_is_refused(function: Any, reason: str) -> Non
     assert not KEPT
 
 
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda self, x: self.layer(x).view(8, -1), "forward gives a tensor a fixed size"),
+        (lambda self, x: self.layer(x) + torch.ones(8, 3), "doesn't fit what it meets in forward"),
+        (lambda self, x: self.layer(x)[torch.arange(7, -1, -1)], "uses indices that reach beyond its part"),
+        (lambda self, x: F.cross_entropy(self.layer(x), torch.arange(8) % 3), "doesn't fit what it meets in forward"),
+    ],
+)
+def test_shapes_that_fit_the_whole_batch_only_are_told_in_words(function: Any, reason: str) -> None:
+    found = verdict(function, torch.randn(8, 4))
+    assert found.layout is None
+    assert found.reason.startswith("it can't be cut: ")
+    assert reason in found.reason
+
+
+class Full(nn.Module):
+    """A module that finds no memory for more than some samples."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.most = most
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self.layer(x)
+
+
+def test_a_comparison_that_finds_no_memory_looks_at_fewer_samples() -> None:
+    for most in (8, 7, 3, 2):
+        found = find_layout(Full(most), CARDS, (torch.randn(8, 4),), {})
+        assert found.layout is not None, most
+        assert found.layout.rules == (Rows(0),)
+    found = find_layout(Full(1), CARDS, (torch.randn(8, 4),), {})
+    assert (found.layout, found.reason) == (None, "the card has no memory left to compare with")
+
+
+def test_what_was_right_goes_on_where_no_memory_is_left_to_compare_again() -> None:
+    known = find_layout(Full(8), CARDS, (torch.randn(8, 4),), {}).layout
+    assert known is not None
+    again = find_layout(Full(1), CARDS, (torch.randn(8, 4),), {}, known)
+    assert (again.layout, again.reason) == (known, "")
+    again = find_layout(Full(3), CARDS, (torch.randn(8, 4),), {}, known)
+    assert (again.layout, again.draws) == (known, False)
+
+
+def test_fewer_samples_of_a_layout_that_is_known() -> None:
+    """The likeliest dimension has more rows than the one that counts samples."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if torch.get_default_dtype() is torch.float64 and x.shape[1] > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self.layer(x.cumsum(0)).sum(0)
+
+    module, x = Calls(forward), torch.randn(20, 4, 4)
+    module.most = 4
+    known = find_layout(module, CARDS, (x,), {}).layout
+    assert known is not None
+    assert known.cut == ByTensor((1,))
+    module.most = 3
+    assert find_layout(module, CARDS, (x,), {}, known) == Verdict(known)
+
+
 def test_a_small_difference_is_no_rounding() -> None:
     """The loss differs by 1e-6 only, which in fp32 would pass for another order of summation."""
     found = verdict(lambda self, x: self.layer(x).mean() * (1 + 1e-6 * x.std(0).mean()), torch.randn(8, 4))
