@@ -29,6 +29,9 @@ Use = tuple[Tensor, int, int]
 class CheckedIndices(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises IndexError for an index out of bounds, on whatever device."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
