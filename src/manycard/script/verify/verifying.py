@@ -13,10 +13,8 @@ Behaviour:
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,11 +22,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
 from manycard.cards import Card, choose_cards
 from manycard.errors import CardsError, ManycardError, SettingError, StrategyError
-from manycard.launch import Script, cards_setting
+from manycard.launch import Script, cards_setting, end_family
 from manycard.script.verify import worker
 from manycard.script.verify.comparing import Report, compare
 from manycard.script.verify.recording import Recording
@@ -41,8 +37,6 @@ __all__ = ["ScriptFailedError", "VerifySettings", "verify"]
 TORCHRUN = "torchrun"
 _BUDGET = 256 * 2**20
 """Bytes of gradients and parameters that the processes of one side keep whole, together."""
-_PATIENCE = 10.0
-"""Seconds that a run's processes get to end by themselves."""
 _FOR_RANKS = re.compile(r"\b(init_process_group|DistributedDataParallel|DistributedSampler)\b")
 _MANYCARD = re.compile(r"^\s*(import|from)\s+manycard\b", re.MULTILINE)
 _SETTINGS = ("MANYCARD_STRATEGY", "MANYCARD_CARDS", "MANYCARD_PRECISION", "RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -262,22 +256,5 @@ def _wait_for(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait()
     except BaseException:
-        _end(process)
+        end_family(process)
         raise
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a run's processes: asked first, so that ranks are stopped by what started them, then killed."""
-    try:
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        family = []
-    process.send_signal(signal.SIGTERM)
-    try:
-        _, left = psutil.wait_procs(family, timeout=_PATIENCE)
-    except KeyboardInterrupt:  # asked twice: no more patience
-        left = [member for member in family if member.is_running()]
-    for survivor in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            survivor.kill()
-    process.wait()
