@@ -158,7 +158,7 @@ class _Comparison:
                 raise
             except DifferentError as difference:
                 if number == 0 or reason.startswith("no "):
-                    permutes = ", and forward draws a permutation" if whole.pinned.permuted else ""
+                    permutes = ", and forward draws a permutation" if whole.permuted else ""
                     reason = f"{difference}{permutes}"
             except Exception as error:
                 if reason.startswith("no "):
@@ -175,7 +175,7 @@ class _Comparison:
         """
         found: list[DifferentError] = []
         known = self._known.rules if self._known else ()
-        for way in Way if whole.pinned.drawn else (Way.SAMPLES,):
+        for way in Way if whole.drew else (Way.ROWS,):
             waiting: list[tuple[JoinRule, ...]] | None = None
             while waiting is None or waiting:
                 trial = self._trial(double=double)
@@ -200,7 +200,7 @@ class _Comparison:
         Raises:
             DifferentError: it was right by chance.
         """
-        if not whole.pinned.drawn or self._known is not None:
+        if not whole.drew or self._known is not None:
             return
         for pattern in range(1, PATTERNS):
             if pattern not in self._wholes:

@@ -37,11 +37,12 @@ _WIDEST = 1 << 24
 
 
 class Way(Enum):
-    """What a draw with as many rows as a part has samples, or a multiple, stands for."""
+    """What a draw stands for, by the number of its rows; the likeliest first."""
 
-    SAMPLES = "rows of each sample together"
-    TIME_FIRST = "rows of (time, sample), time first"
-    SHARED = "the same for all samples, whatever its size"
+    ROWS = "a draw with as many rows as there are samples is theirs, any other is the same for all"
+    SAMPLES = "a draw with a multiple of them is theirs too: the rows of each sample together"
+    TIME_FIRST = "the same, as rows of (time, sample), time first"
+    SHARED = "each draw is the same for all samples, however many rows it has"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class PinnedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         drawn: whether anything was drawn while it was active.
-        permuted: whether a permutation was.
+        patterned: whether what it gave came from the pattern.
+        permuted: whether it gave a permutation.
         way: how the draws of parts are taken from the pattern.
         prefer: the dimension that counts samples, where sizes leave it open.
     """
@@ -70,8 +72,9 @@ class PinnedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._seed = _SEEDS[pattern]
         self.drawn = False
+        self.patterned = False
         self.permuted = False
-        self.way = Way.SAMPLES
+        self.way = Way.ROWS
         self.prefer = 0
         self._here = threading.local()
         self._on: dict[torch.device, _Part] = {}
@@ -106,7 +109,7 @@ class PinnedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name.startswith("bernoulli"):
             result.fill_(1)
         elif name.startswith("randperm"):
-            self.permuted = True
+            self.patterned = self.permuted = True
             result.copy_(_cycle(len(result), self._seed))
         elif name.startswith("multinomial"):
             result.copy_(self._choices(given["self"].detach(), result, given["replacement"]))
@@ -130,15 +133,17 @@ class PinnedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _fractions(self, shape: Any, device: torch.device) -> Tensor:
         """Of the open interval from 0 to 1, fp64; for a part, its samples' of those that all samples have."""
+        self.patterned = True
         part = self._part(device)
         dim = None if part is None or self.way is Way.SHARED else self._dim(shape, part.size)
         if part is None or dim is None:
             return self._pattern(shape, device)
         each = shape[dim] // part.size
         before, after = tuple(shape[:dim]), tuple(shape[dim + 1 :])
-        rows = (part.total, each) if self.way is Way.SAMPLES else (each, part.total)
+        time_first = self.way is Way.TIME_FIRST
+        rows = (each, part.total) if time_first else (part.total, each)
         whole = self._pattern((*before, part.total * each, *after), device).reshape(*before, *rows, *after)
-        own: Tensor = whole.narrow(dim if self.way is Way.SAMPLES else dim + 1, part.start, part.size)
+        own: Tensor = whole.narrow(dim + 1 if time_first else dim, part.start, part.size)
         return own.flatten(dim, dim + 1)
 
     def _pattern(self, shape: Any, device: torch.device) -> Tensor:
@@ -157,9 +162,9 @@ class PinnedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _dim(self, shape: Any, size: int) -> int | None:
         """Which dimension counts samples; None where none can."""
         order = sorted(range(len(shape)), key=lambda dim: dim != self.prefer)
-        fitting = [dim for dim in order if shape[dim] and shape[dim] % size == 0]
-        exact = [dim for dim in fitting if shape[dim] == size and self.way is Way.SAMPLES]
-        return next(iter([*exact, *fitting]), None)
+        exact = [dim for dim in order if shape[dim] == size]
+        multiples = [dim for dim in order if shape[dim] and shape[dim] % size == 0]
+        return next(iter(exact if self.way is Way.ROWS else multiples), None)
 
 
 def _cycle(length: int, seed: int) -> Tensor:
@@ -182,18 +187,22 @@ class HostDraws:
     `pin` is a forward pre-hook and `look` a forward hook of the module that is compared; copies of the module on
     other cards call the same object.
 
+    Args:
+        pattern: as for `PinnedDraws`.
+
     Attributes:
         drawn: whether a forward pass drew.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pattern: int = 0) -> None:
+        self._seed = _SEEDS[pattern]
         self.drawn = False
         self._state: Any = None
 
     def pin(self, *call: Any) -> None:
         """Start from the same state in every forward pass."""
-        random.seed(0)
-        np.random.seed(0)
+        random.seed(self._seed)
+        np.random.seed(self._seed)
         self._state = self._states()
 
     def look(self, *call: Any) -> None:

@@ -86,7 +86,7 @@ class Trial:
         settle(self.module)
         self._watch = Watch(self.module)
         self._mode = PinnedDraws(pattern)
-        self._host_draws = HostDraws()
+        self._host_draws = HostDraws(pattern)
         self.module.register_forward_pre_hook(self._host_draws.pin)
         self.module.register_forward_hook(self._host_draws.look)
         self._text = io.StringIO()
@@ -152,9 +152,14 @@ class Trial:
         self.draws = self.draws or self._mode.drawn or self._host_draws.drawn
 
     @property
-    def pinned(self) -> PinnedDraws:
-        """What forward has drawn from PyTorch's generators."""
-        return self._mode
+    def drew(self) -> bool:
+        """Whether forward has drawn anything but what to drop."""
+        return self._mode.patterned or self._host_draws.drawn
+
+    @property
+    def permuted(self) -> bool:
+        """Whether forward has drawn a permutation."""
+        return self._mode.permuted
 
     def _watch_state(self) -> None:
         for change in self._watch.changes():

@@ -128,6 +128,12 @@ def flattened_time_first(self: Any, x: Tensor) -> Tensor:
     return self.layer(rows + torch.randn_like(rows)).view(x.shape[1], x.shape[0], -1).transpose(0, 1)
 
 
+def noisy_weights(self: Any, x: Tensor) -> Tensor:
+    """Noise of the weights, which all samples share, and of each sample."""
+    noise = torch.randn(3, 4, dtype=x.dtype) @ torch.randn(4, 4, dtype=x.dtype)
+    return F.linear(x, self.layer.weight + noise) + torch.randn(len(x), 1, dtype=x.dtype)
+
+
 def actions(self: Any, x: Tensor) -> Tensor:
     scores = self.layer(x)
     return scores.gather(1, torch.multinomial(scores.softmax(1), 1))
@@ -144,6 +150,8 @@ WHOLE_NUMBERS = [
     (of_each_ones_tokens, (8, 6, 4)),
     (flattened_time_first, (6, 5, 4)),
     (actions, (8, 4)),
+    (noisy_weights, (13, 4)),
+    (noisy_weights, (4, 4)),
 ]
 
 
@@ -191,6 +199,8 @@ COUPLED = {
     "one_for_all": lambda self, x: self.layer(x - x[torch.randint(0, len(x), ())]),
     "half_of_them": lambda self, x: self.layer(x[torch.randperm(len(x))[: len(x) // 2]]).mean(),
     "chosen_by_weight": lambda self, x: self.layer(x[torch.multinomial(x[:, 0].exp(), 3)]).mean(),
+    "shuffled_by_python": lambda self, x: self.layer(x + x[random.sample(range(len(x)), len(x))]),
+    "shuffled_by_numpy": lambda self, x: self.layer(x + x[np.random.permutation(len(x))]),
     "grouped": group_means(lambda n: torch.randint(0, 3, (n,))),
     "grouped_by_weight": group_means(lambda n: torch.multinomial(torch.ones(n, 3), 1).flatten()),
     "grouped_by_fraction": group_means(lambda n: (torch.rand(n) * 3).long()),
