@@ -60,6 +60,17 @@ class Verdict:
     """Whether forward draws at random, so that runs on one card and on several can't be equal."""
 
 
+@dataclass(frozen=True)
+class _Attempt:
+    """How a call is run in parts."""
+
+    cut: Layout
+    sizes: Sequence[int]
+    way: Way
+    """What a part's draws are taken for."""
+    double: bool
+
+
 class _TrialError(Exception):
     """A call of the copy, on the whole batch, raised."""
 
@@ -117,8 +128,6 @@ class _Comparison:
         self._size = size
         self._known = known
         self._in_parts = in_parts
-        self._wholes: dict[int, Trial] = {}
-        """Runs on one card with other draws, by pattern."""
 
     def verdict(self) -> Verdict:
         """Compare in double precision, where a coincidence can't pass for equality, or else as the call is."""
@@ -141,7 +150,6 @@ class _Comparison:
         return Trial(self._module, self._cards, self._batch, double=double, in_parts=self._in_parts, pattern=pattern)
 
     def _compare(self, cuts: Sequence[Layout], *, double: bool) -> Verdict:
-        self._wholes.clear()
         whole, reason = self._whole(double=double)
         if whole is None:
             return Verdict(None, reason)
@@ -166,52 +174,65 @@ class _Comparison:
         return Verdict(None, reason, whole.draws)
 
     def _rules(self, cut: Layout, sizes: Sequence[int], whole: Trial, *, double: bool) -> tuple[JoinRule, ...]:
-        """The rules that join the call, cut so, to what one card gave, in its values and in its gradients.
+        """The rules that join the call, cut so, to what one card gave.
+
+        Raises:
+            DifferentError: none does, whatever draws stand for; the difference is that of the likeliest way.
+        """
+        likeliest, *others = (_Attempt(cut, sizes, way, double) for way in (Way if whole.drew else [Way.ROWS]))
+        try:
+            return self._joining(whole, likeliest)
+        except DifferentError as difference:
+            first = difference.with_traceback(None)  # which would keep the trial's memory
+        for attempt in others:
+            with contextlib.suppress(DifferentError):
+                return self._joining(whole, attempt)
+        raise first
+
+    def _joining(self, whole: Trial, attempt: _Attempt) -> tuple[JoinRule, ...]:
+        """The rules by which values and gradients come out as those of `whole`.
 
         Values may fit several rules (a loss whose logits are all zero); the first that fits the gradients wins.
 
         Raises:
             DifferentError: none does; the difference is that of the first that was tried.
         """
-        found: list[DifferentError] = []
-        known = self._known.rules if self._known else ()
-        for way in Way if whole.drew else (Way.ROWS,):
-            waiting: list[tuple[JoinRule, ...]] | None = None
-            while waiting is None or waiting:
-                trial = self._trial(double=double)
-                try:
-                    rules = trial.run_spread(cut, sizes, whole, waiting.pop(0) if waiting else known, way)
-                    whole.compare(trial)
-                    self._compare_other_draws(cut, sizes, whole, rules, way, double=double)
-                    return rules
-                except DifferentError as difference:
-                    found.append(difference)
-                    if waiting is None:
-                        waiting = trial.other_rules() if isinstance(difference, DifferentGradientError) else []
-                finally:
-                    trial.close()
-        raise found[0]
+        try:
+            return self._checked(whole, attempt, self._known.rules if self._known else ())
+        except DifferentGradientError as difference:
+            first = difference.with_traceback(None)
+        for rules in first.other_rules:
+            with contextlib.suppress(DifferentError):
+                return self._checked(whole, attempt, rules)
+        raise first
 
-    def _compare_other_draws(
-        self, cut: Layout, sizes: Sequence[int], whole: Trial, rules: Sequence[JoinRule], way: Way, *, double: bool
-    ) -> None:
-        """Compare with other things drawn, where forward draws and this is no repetition.
+    def _checked(self, whole: Trial, attempt: _Attempt, wanted: Sequence[JoinRule]) -> tuple[JoinRule, ...]:
+        """As `_in_parts_as`; where forward draws and this is no repetition, with other things drawn as well."""
+        rules = self._in_parts_as(whole, attempt, wanted)
+        for pattern in range(1, PATTERNS) if whole.drew and self._known is None else ():
+            drawn_otherwise = self._run_whole(double=attempt.double, pattern=pattern)
+            if self._in_parts_as(drawn_otherwise, attempt, rules, pattern) != rules:
+                raise DifferentError("what forward draws decides how parts of the batch go together")
+        return rules
+
+    def _in_parts_as(
+        self, whole: Trial, attempt: _Attempt, rules: Sequence[JoinRule], pattern: int = 0
+    ) -> tuple[JoinRule, ...]:
+        """Run the call in parts, and compare; gives the rules that join it, `rules` where they do.
 
         Raises:
-            DifferentError: it was right by chance.
+            DifferentError: it is not `whole`.
         """
-        if not whole.drew or self._known is not None:
-            return
-        for pattern in range(1, PATTERNS):
-            if pattern not in self._wholes:
-                self._wholes[pattern] = self._run_whole(double=double, pattern=pattern)
-            trial = self._trial(double=double, pattern=pattern)
-            try:
-                if trial.run_spread(cut, sizes, self._wholes[pattern], rules, way) != rules:
-                    raise DifferentError("what forward draws decides how the batch's parts go together")
-                self._wholes[pattern].compare(trial)
-            finally:
-                trial.close()
+        trial = self._trial(double=attempt.double, pattern=pattern)
+        try:
+            found = trial.run_spread(attempt.cut, attempt.sizes, whole, rules, attempt.way)
+            whole.compare(trial)
+            return found
+        except DifferentGradientError as difference:
+            difference.other_rules = trial.other_rules()
+            raise
+        finally:
+            trial.close()
 
     def _whole(self, *, double: bool) -> tuple[Trial | None, str]:
         """The run that others are compared with, and why there can't be one.

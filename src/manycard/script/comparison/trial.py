@@ -45,7 +45,15 @@ class DifferentError(Exception):
 
 
 class DifferentGradientError(DifferentError):
-    """A way of cutting, or of joining what came out alike, gives other gradients."""
+    """A way of cutting, or of joining what came out alike, gives other gradients.
+
+    Attributes:
+        other_rules: other ways of joining that fit the values, where they were looked for.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.other_rules: list[tuple[JoinRule, ...]] = []
 
 
 class Trial:
