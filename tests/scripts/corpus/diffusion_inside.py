@@ -1,39 +1,34 @@
-"""A diffusion model whose forward draws time steps and noise, adds it, and returns the loss."""
+"""A denoiser whose forward draws a time and noise for each point, mixes the noise in, and returns the loss."""
 
 import torch
-import torch.nn as nn
-from torch.nn import functional as F
+from torch import nn
+
+TIMES = 40
 
 
-class GaussianDiffusion(nn.Module):
-    def __init__(self, steps=40, hidden=32):
+class NoisePredictor(nn.Module):
+    def __init__(self):
         super().__init__()
-        self.num_timesteps = steps
-        self.model = nn.Sequential(nn.Linear(2 + 1, hidden), nn.SiLU(), nn.Linear(hidden, 2))
-        self.register_buffer("alphas_bar", torch.cumprod(1 - torch.linspace(1e-4, 0.1, steps), dim=0))
+        self.layers = nn.Sequential(nn.Linear(3, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2))
+        self.register_buffer("kept", torch.linspace(0.999, 0.01, TIMES))
 
-    def q_sample(self, x_start, t, noise):
-        a = self.alphas_bar[t].unsqueeze(1)
-        return a.sqrt() * x_start + (1 - a).sqrt() * noise
-
-    def forward(self, img):
-        b, device = img.shape[0], img.device
-        t = torch.randint(0, self.num_timesteps, (b,), device=device).long()
-        noise = torch.randn_like(img)
-        x = self.q_sample(img, t, noise)
-        out = self.model(torch.cat([x, (t / self.num_timesteps).to(x.dtype).unsqueeze(1)], dim=1))
-        loss = F.mse_loss(out, noise, reduction="none")
-        return loss.mean(1).mean()
+    def forward(self, points):
+        times = torch.randint(TIMES, (len(points),), device=points.device)
+        noise = torch.randn_like(points)
+        share = self.kept[times][:, None]
+        mixed = share.sqrt() * points + (1 - share).sqrt() * noise
+        predicted = self.layers(torch.cat([mixed, share], dim=1))
+        return (predicted - noise).square().mean()
 
 
 torch.manual_seed(0)
-diffusion = GaussianDiffusion()
-optimizer = torch.optim.Adam(diffusion.parameters(), lr=2e-3)
+model = NoisePredictor()
+optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 for step in range(40):
-    angle = 6.2832 * torch.rand(64)
-    loss = diffusion(torch.stack([angle.cos(), angle.sin()], dim=1))
+    angle = 6.2832 * torch.rand(64, 1)
+    loss = model(torch.cat([angle.cos(), angle.sin()], dim=1))
+    optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    optimizer.zero_grad()
     if step % 8 == 0:
         print(f"step {step} loss {loss.item():.5f}")
