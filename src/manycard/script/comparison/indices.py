@@ -22,6 +22,7 @@ _BY_NUMBER = ("take", "put")
 _BY_PLACE = ("index", "_unsafe_index")
 _IN_TABLES = ("embedding", "_embedding_bag")
 _LOSSES = ("nll_loss",)
+_MADE_OF_OTHERS = ("cross_entropy_loss", "take_along_dim", "one_hot")
 Use = tuple[Tensor, int, int]
 """Indices, the lowest that there is, and the first that is too high."""
 
@@ -35,7 +36,12 @@ class CheckedIndices(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
-        if name.startswith((*_BY_DIM, *_BY_NUMBER, *_BY_PLACE, *_IN_TABLES, *_LOSSES)) and "backward" not in name:
+        looked_at = (*_BY_DIM, *_BY_NUMBER, *_BY_PLACE, *_IN_TABLES, *_LOSSES, *_MADE_OF_OTHERS)
+        if name.startswith(looked_at) and "backward" not in name:
+            with self:  # in inference mode, operations that are made of others arrive whole
+                made = func.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
             given = {argument.name: argument.default_value for argument in func._schema.arguments}
             given |= dict(zip(given, args, strict=False)) | kwargs
             for index, lowest, size in _uses(name, given):
@@ -46,7 +52,8 @@ class CheckedIndices(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _uses(name: str, given: dict[str, Any]) -> Iterator[Use]:
     """The indices that an operation uses."""
     if name.startswith(_IN_TABLES):
-        yield given["indices"], 0, given["weight"].size(0)
+        table = given["weight" if "weight" in given else "self"]  # embedding_renorm_, for max_norm
+        yield given["indices"], 0, table.size(0)
     elif name.startswith(_LOSSES):
         scores, target = given["self"], given["target"]
         yield target[target != given["ignore_index"]], 0, scores.size(1 if scores.dim() > 1 else 0)

@@ -30,6 +30,12 @@ __all__ = ["PATTERNS", "HostDraws", "PinnedDraws", "Way"]
 
 _SEEDS = (0, 11, 17)
 """Of the patterns. Two samples, too, are alike in one of them and far apart in another, in either order."""
+_DRAWS = {
+    *("rand", "rand_like", "uniform", "randn", "randn_like", "normal", "normal_functional", "log_normal", "cauchy"),
+    *("exponential", "geometric", "poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "bernoulli"),
+    *("randint", "randint_like", "random", "randperm", "multinomial"),
+}
+"""Operations whose results are draws and nothing else."""
 PATTERNS = len(_SEEDS)
 """How many patterns there are. In one, few samples may by chance have nothing to do with one another."""
 _WIDEST = 1 << 24
@@ -87,33 +93,42 @@ class PinnedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
-        names = [argument.name for argument in func._schema.arguments]
+        name = func._schema.name.removeprefix("aten::")
         given = {argument.name: argument.default_value for argument in func._schema.arguments}
-        given |= dict(zip(names, args, strict=False)) | kwargs
-        if "dropout_p" in names:
-            # Attention that draws its dropout inside one kernel.
+        given |= dict(zip(given, args, strict=False)) | kwargs
+        if "dropout_p" in given:  # attention that draws its dropout inside one kernel
             self.drawn = self.drawn or bool(given["dropout_p"])
-            at = names.index("dropout_p")
+            at = list(given).index("dropout_p")
             if at < len(args):
                 return func(*args[:at], 0.0, *args[at + 1 :], **kwargs)
             return func(*args, **{**kwargs, "dropout_p": 0.0})
+        if "dropout" in given:  # recurrent layers, which trials put in order
+            self.drawn = self.drawn or bool(given["dropout"])
+            return func(*args, **kwargs)
+        with self:  # in inference mode, operations that are made of others arrive whole
+            made = func.decompose(*args, **kwargs)
+        if made is not NotImplemented:
+            return made
         self.drawn = True
-        if func is torch.ops.aten.native_dropout.default:
-            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        if name in ("native_dropout", "_fused_dropout"):
+            return given["self" if "self" in given else "input"].clone(), _kept(given)
+        if name.startswith("rrelu_with_noise"):
+            given["noise"].copy_(torch.where(given["self"] > 0, 1.0, (given["lower"] + given["upper"]) / 2))
+            return given["self"].mul_(given["noise"]) if name.endswith("_") else given["self"] * given["noise"]
         result = func(*args, **kwargs)
-        if isinstance(result, Tensor) and result.layout is torch.strided:
-            self._pin(func._schema.name.removeprefix("aten::"), result, given)
+        if name.removesuffix("_") in _DRAWS and isinstance(result, Tensor):
+            self._pin(name, result, given)
         return result
 
     def _pin(self, name: str, result: Tensor, given: dict[str, Any]) -> None:
         if name.startswith("bernoulli"):
             result.fill_(1)
-        elif name.startswith("randperm"):
+        elif name == "randperm":
             self.patterned = self.permuted = True
             result.copy_(_cycle(len(result), self._seed))
-        elif name.startswith("multinomial"):
+        elif name == "multinomial":
             result.copy_(self._choices(given["self"].detach(), result, given["replacement"]))
-        elif name.startswith(("randint", "random")):
+        elif name in ("randint", "randint_like", "random", "random_"):
             low = given.get("low", given.get("from")) or 0
             high = given.get("high", given.get("to")) or low + _widest(result.dtype)
             result.copy_((low + self._fractions(result.shape, result.device) * (high - low)).floor())
@@ -165,6 +180,13 @@ class PinnedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         exact = [dim for dim in order if shape[dim] == size]
         multiples = [dim for dim in order if shape[dim] and shape[dim] % size == 0]
         return next(iter(exact if self.way is Way.ROWS else multiples), None)
+
+
+def _kept(given: dict[str, Any]) -> Tensor:
+    """The mask of a fused dropout that drops nothing."""
+    if "input" in given:
+        return torch.ones_like(given["input"], dtype=torch.bool)
+    return torch.ones_like(given["self"], dtype=torch.uint8)
 
 
 def _cycle(length: int, seed: int) -> Tensor:

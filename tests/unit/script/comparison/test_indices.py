@@ -35,6 +35,7 @@ OUTSIDE: dict[str, Callable[[], Any]] = {
     "scatter_reduce": lambda: X.scatter_reduce(0, _all(4, 1, 4), X, "sum"),
     "take": lambda: X.take(_all(16, 1)),
     "embedding": lambda: F.embedding(_all(4, 1), X),
+    "embedding_with_largest_norm": lambda: F.embedding(_all(4, 1), X.clone(), max_norm=1.0),
     "embedding_bag": lambda: F.embedding_bag(_all(4, 1), X, torch.tensor([0])),
     "cross_entropy": lambda: F.cross_entropy(X, _all(4, 4)),
     "cross_entropy_2d": lambda: F.cross_entropy(torch.randn(2, 3, 4, 4), _all(3, 2, 4, 4)),
@@ -50,15 +51,21 @@ INSIDE: dict[str, Callable[[], Any]] = {
     "ignored": lambda: F.cross_entropy(X, _all(-100, 4)),
     "probabilities": lambda: F.cross_entropy(X, X.softmax(1)),
     "bags": lambda: F.embedding_bag(_all(3, 2), X, torch.tensor([0, 1])),
+    "largest_norm": lambda: F.embedding(_all(3, 2), X.clone(), max_norm=1.0),
     "padding_backward": lambda: nn.Embedding(4, 2, padding_idx=0)(_all(0, 3)).sum().backward(),
     "backward": lambda: nn.Parameter(X.clone())[_all(3, 2)].sum().backward(),
 }
 
 
+@pytest.mark.parametrize("inference", [False, True], ids=["training", "inference"])
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_outside(name: str) -> None:
+def test_outside(name: str, inference: bool) -> None:
     # By a message of its own, so that it is not the kernel's.
-    with CheckedIndices(), pytest.raises(IndexError, match=r"index -?\d+ is out of bounds for \d+ rows"):
+    with (
+        torch.inference_mode(inference),
+        CheckedIndices(),
+        pytest.raises(IndexError, match=r"index -?\d+ is out of bounds for \d+ rows"),
+    ):
         OUTSIDE[name]()
 
 
