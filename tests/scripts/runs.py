@@ -1,4 +1,4 @@
-"""Running the corpus on both cores of a small machine while tests ask for results one by one."""
+"""Running scripts in several processes at once while tests ask for results one by one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     "PYTHONPATH": os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")])),
 }
-_WORKERS = 2
 
 
 @dataclass(frozen=True)
@@ -32,25 +31,38 @@ class Job:
 
     path: Path
     cards: int = 0
-    """Simulated cards; 0 for plain python."""
+    """How many; 0 for plain python."""
     sync_batchnorm: bool = False
+    on_gpus: bool = False
+    """Whether cards are GPUs, and plain python sees the first of them; else they are simulated."""
+
+    def words(self) -> dict[str, Any]:
+        """What a worker reads."""
+        spec = f"{'' if self.on_gpus else 'cpu:'}{self.cards}" if self.cards else ""
+        alone = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] if self.on_gpus and not self.cards else None
+        return {"path": str(self.path), "cards": spec, "visible": alone, "sync_batchnorm": self.sync_batchnorm}
 
 
 class Runs:
-    """Results of jobs; `expect` starts them, `result` waits for one."""
+    """Results of jobs; `expect` starts them, `result` waits for one.
 
-    def __init__(self) -> None:
+    Args:
+        workers: how many scripts run at once.
+        environment: of the workers.
+    """
+
+    def __init__(self, workers: int = 2, environment: dict[str, str] = ENVIRONMENT) -> None:
         self._workers: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
         self._started: list[subprocess.Popen[str]] = []
-        for _ in range(_WORKERS):
+        for _ in range(workers):
             worker = subprocess.Popen(
-                [sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+                [sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
             )
             self._started.append(worker)
             self._workers.put(worker)
-        self._pool = ThreadPoolExecutor(_WORKERS)
-        together = threading.Barrier(_WORKERS)
-        list(self._pool.map(lambda _: together.wait(), range(_WORKERS)))  # so that no test is said to have left threads
+        self._pool = ThreadPoolExecutor(workers)
+        together = threading.Barrier(workers)
+        list(self._pool.map(lambda _: together.wait(), range(workers)))  # so that no test is said to have left threads
         self._results: dict[Job, Future[dict[str, Any]]] = {}
 
     def expect(self, job: Job) -> Future[dict[str, Any]]:
@@ -68,8 +80,7 @@ class Runs:
         try:
             assert worker.stdin is not None
             assert worker.stdout is not None
-            words = {"path": str(job.path), "cards": job.cards, "sync_batchnorm": job.sync_batchnorm}
-            print(json.dumps(words), file=worker.stdin, flush=True)
+            print(json.dumps(job.words()), file=worker.stdin, flush=True)
             return json.loads(worker.stdout.readline())
         finally:
             self._workers.put(worker)

@@ -20,6 +20,7 @@ RANKS = 2
 WORKER = Path(__file__).with_name("ranks_worker.py")
 NAMES = {
     "batchnorm_cnn",
+    "bigram_counts",
     "char_rnn",
     "checkpointed_blocks",
     "clip_features",
@@ -28,6 +29,7 @@ NAMES = {
     "dataclass_output",
     "dcgan_batchnorm",
     "detection_losses_per_image",
+    "diffusion_inside",
     "dropout_mlp",
     "early_stopping",
     "ema_model",
@@ -41,6 +43,7 @@ NAMES = {
     "iterable_dataset",
     "lazy_modules",
     "lbfgs_closure",
+    "mixup_inside",
     "nn_data_parallel",
     "softmax_over_batch",
     "sparse_embeddings",

@@ -3,16 +3,20 @@
 Importing PyTorch is paid once.
 
 Behaviour:
-    * Standard input carries one JSON line a script: its ``path``, ``cards`` (0 for plain python) and
-      ``sync_batchnorm``. For each, one JSON line goes to standard output: ``status`` (what ``python`` would exit
-      with), ``stdout`` and ``stderr`` of the script, ``seconds``, and ``reports`` (what was spread).
+    * Standard input carries one JSON line a script: its ``path``, ``cards`` as ``--cards`` writes them (empty for plain
+      python), ``visible`` (CUDA_VISIBLE_DEVICES; null to leave it) and ``sync_batchnorm``. For each, one JSON line goes
+      to standard output: ``status`` (what ``python`` would exit with), ``stdout`` and ``stderr`` of the script,
+      ``seconds``, and ``reports`` (what was spread).
     * A fork starts from a process that has imported and computed nothing else, so no state reaches the next script.
+      This process never looks at a GPU: a fork of one that did could use none.
+    * A script that hangs ends with its traceback.
     * The worker ends when its standard input does.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 import io
 import json
 import os
@@ -24,6 +28,11 @@ import traceback
 import warnings
 from typing import Any
 
+SECONDS = 100
+"""How long a script may take."""
+ONLY_LOOK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""With this variable, asking PyTorch whether there is a GPU starts nothing in the process that asks."""
+
 
 def _import_what_scripts_do() -> None:
     import numpy  # noqa: F401
@@ -34,13 +43,14 @@ def _import_what_scripts_do() -> None:
     import manycard.script  # noqa: F401
 
     torch.set_num_threads(1)
+    assert not torch.cuda.is_initialized(), "an import has started CUDA, which no fork can use then"
 
 
-def _run_spread(path: str, cards: int, sync_batchnorm: bool, reports: int) -> None:
+def _run_spread(path: str, cards: str, sync_batchnorm: bool, reports: int) -> None:
     from manycard.cards import choose_cards
     from manycard.script import Interception, ScriptSpreading, SpreadSettings
 
-    chosen = choose_cards(f"cpu:{cards}").cards
+    chosen = choose_cards(cards).cards
     spreading = ScriptSpreading(SpreadSettings(choose=lambda: chosen, sync_batchnorm=sync_batchnorm))
     try:
         with Interception(spreading):
@@ -52,8 +62,11 @@ def _run_spread(path: str, cards: int, sync_batchnorm: bool, reports: int) -> No
 def _in_fork(job: dict[str, Any], out: int, err: int, reports: int) -> int:
     """Become the script; gives its exit status."""
     path = job["path"]
+    if job["visible"] is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = job["visible"]  # before anything looks at a GPU
     os.dup2(out, 1)
     os.dup2(err, 2)
+    faulthandler.dump_traceback_later(SECONDS, exit=True)
     sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), line_buffering=True)  # noqa: SIM115
     sys.stderr = io.TextIOWrapper(open(2, "wb", closefd=False), line_buffering=True)  # noqa: SIM115
     sys.argv = [path]
@@ -102,6 +115,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Answer jobs until there are no more."""
+    os.environ[ONLY_LOOK] = "1"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _import_what_scripts_do()

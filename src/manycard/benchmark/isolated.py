@@ -9,21 +9,18 @@ Behaviour:
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
 from manycard.benchmark.failures import describe_exit
 from manycard.benchmark.measurement import Measurement
 from manycard.benchmark.row import RowSpec
+from manycard.launch import end_family
 
 __all__ = ["run_row"]
 
@@ -32,8 +29,6 @@ OnProgress = Callable[[int, int], None]
 _SETTINGS = ("MANYCARD_STRATEGY", "MANYCARD_CARDS", "MANYCARD_PRECISION")
 _TAIL = 20_000
 """Characters of a row's output that are kept when it fails without a result."""
-_PATIENCE = 10.0
-"""Seconds that a row's processes get to end by themselves."""
 
 
 def run_row(spec: RowSpec, on_progress: OnProgress | None = None) -> Measurement:
@@ -77,7 +72,7 @@ def _wait_for(process: subprocess.Popen[bytes], progress: Path, on_progress: OnP
             _report(progress, on_progress)
             return code
     except BaseException:
-        _end(process)
+        end_family(process)
         raise
 
 
@@ -88,22 +83,3 @@ def _report(progress: Path, on_progress: OnProgress | None) -> None:
     if lines:
         done, total = lines[-1].split()
         on_progress(int(done), int(total))
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the row's processes: asked first, so that ranks are stopped by what started them, then killed."""
-    try:
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        family = []
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-    try:
-        _, left = psutil.wait_procs(family, timeout=_PATIENCE)
-    except KeyboardInterrupt:  # asked twice: no more patience
-        left = [member for member in family if member.is_running()]
-    for survivor in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            survivor.kill()
-    psutil.wait_procs(left, timeout=_PATIENCE)
-    process.wait()

@@ -12,7 +12,34 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["CardsOption", "JsonOption", "PrecisionOption", "print_json", "say"]
+__all__ = [
+    "ArgumentsArgument",
+    "CardsOption",
+    "JsonOption",
+    "ModuleOption",
+    "PrecisionOption",
+    "ScriptArgument",
+    "SyncBatchnormOption",
+    "print_json",
+    "say",
+]
+
+ScriptArgument = Annotated[str, typer.Argument(help="A Python script; with -m, a module's name.", show_default=False)]
+"""SCRIPT."""
+
+ArgumentsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ARGS", help="What follows is the script's own.", show_default=False),
+]
+"""ARGS: what follows SCRIPT."""
+
+ModuleOption = Annotated[bool, typer.Option("-m", help="Run SCRIPT as a module, as python -m does.")]
+"""``-m``."""
+
+SyncBatchnormOption = Annotated[
+    bool, typer.Option("--sync-batchnorm", help="BatchNorm statistics over the whole batch, not each card's part.")
+]
+"""``--sync-batchnorm``."""
 
 CardsOption = Annotated[
     str | None,

@@ -9,7 +9,8 @@ Behaviour:
       the strategy and the cards that the script asked for.
     * ``--strategy``, ``--cards`` and ``--precision`` reach `Parallel` through the environment and win over the
       script's own; `Parallel` says so. MANYCARD_STRATEGY and its like may also be set instead of the options.
-    * What can't work (no such script, strategy or card) is refused before anything starts: one line, status 2.
+    * What can't work (no such script, strategy or card) is refused before anything starts: one line, status 2. That a
+      script without `Parallel` can't have fp16 shows at its first call of a trained module, and is refused there.
     * A script that raises prints its own traceback and ends with status 1; ``sys.exit(3)`` ends with 3. In ranks,
       the first failure is the one that is printed.
     * With ``--json`` the script's own output goes to standard error, and the document follows at the end.
@@ -36,12 +37,23 @@ import typer
 
 import manycard
 from manycard.cards import Card, choose_cards
-from manycard.cli.options import CardsOption, JsonOption, PrecisionOption, print_json, say
+from manycard.cli.options import (
+    ArgumentsArgument,
+    CardsOption,
+    JsonOption,
+    ModuleOption,
+    PrecisionOption,
+    ScriptArgument,
+    SyncBatchnormOption,
+    print_json,
+    say,
+)
 from manycard.errors import NeedsRanks, RankFailed, SettingError, StrategyError
 from manycard.launch import Script, cards_setting, exit_status, launch_script, own_traceback
 from manycard.precision import make_precision
 from manycard.script import FedLoaders, Interception, ModuleReport, ScriptSpreading, SpreadSettings
 from manycard.script.noticing import noticing
+from manycard.script.precision import UnscaledPrecisionError, call_context, refuse_unscaled
 from manycard.script.ranks.main import RankSettings
 from manycard.script.written_for_ranks import written_for_ranks
 from manycard.strategies import STRATEGIES
@@ -112,43 +124,44 @@ class _Outcome:
     """What became of the trained modules of a script that doesn't use manycard."""
 
 
+_StrategyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--strategy",
+        envvar="MANYCARD_STRATEGY",
+        show_envvar=False,
+        metavar="STRATEGY",
+        help=f"How to spread the work, instead of what the script says: {', '.join(STRATEGIES)}.",
+        show_default=False,
+    ),
+]
+_CompileOption = Annotated[bool, typer.Option("--compile", help="Compile each card's module.")]
+_ChannelsLastOption = Annotated[
+    bool, typer.Option("--channels-last", help="Keep images and convolutions in channels-last memory format.")
+]
+_LoaderOption = Annotated[
+    str | None,
+    typer.Option(
+        "--loader",
+        metavar="auto",
+        help="auto: give workers and read-ahead to DataLoaders that are made without.",
+        show_default=False,
+    ),
+]
+
+
 def run(
-    script: Annotated[str, typer.Argument(help="A Python script; with -m, a module's name.", show_default=False)],
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="ARGS", help="What follows is the script's own.", show_default=False),
-    ] = None,
+    script: ScriptArgument,
+    arguments: ArgumentsArgument = None,
     *,
-    module: Annotated[bool, typer.Option("-m", help="Run SCRIPT as a module, as python -m does.")] = False,
-    strategy: Annotated[
-        str | None,
-        typer.Option(
-            "--strategy",
-            envvar="MANYCARD_STRATEGY",
-            show_envvar=False,
-            metavar="STRATEGY",
-            help=f"How to spread the work, instead of what the script says: {', '.join(STRATEGIES)}.",
-            show_default=False,
-        ),
-    ] = None,
+    module: ModuleOption = False,
+    strategy: _StrategyOption = None,
     cards: CardsOption = None,
     precision: PrecisionOption = None,
-    sync_batchnorm: Annotated[
-        bool, typer.Option("--sync-batchnorm", help="BatchNorm statistics over the whole batch, not each card's part.")
-    ] = False,
-    compile_module: Annotated[bool, typer.Option("--compile", help="Compile each card's module.")] = False,
-    channels_last: Annotated[
-        bool, typer.Option("--channels-last", help="Keep images and convolutions in channels-last memory format.")
-    ] = False,
-    loader: Annotated[
-        str | None,
-        typer.Option(
-            "--loader",
-            metavar="auto",
-            help="auto: give workers and read-ahead to DataLoaders that are made without.",
-            show_default=False,
-        ),
-    ] = None,
+    sync_batchnorm: SyncBatchnormOption = False,
+    compile_module: _CompileOption = False,
+    channels_last: _ChannelsLastOption = False,
+    loader: _LoaderOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Run a script on all the cards: one that uses manycard, or one written for a single card.
@@ -179,17 +192,21 @@ def run(
         channels_last,
         loader,
     )
+    return _carry_out(request)
+
+
+def _carry_out(request: _Request) -> int:
     start = time.monotonic()
     folder, environment = os.getcwd(), dict(os.environ)
-    chosen = _choose(cards or "all") if cards or request.has_ranks else ()
-    with _output_to_stderr() if as_json else contextlib.nullcontext():
+    chosen = _choose(request.cards or "all") if request.cards or request.has_ranks else ()
+    with _output_to_stderr() if request.as_json else contextlib.nullcontext():
         outcome = _in_ranks(request, chosen) if request.has_ranks else _in_place(request, chosen)
     if outcome.asks_for is not None:
         os.chdir(folder)
         _start_afresh(request, *outcome.asks_for, environment)
-    if as_json:
+    if request.as_json:
         print_json(_document(request, chosen, outcome, time.monotonic() - start))
-    if outcome.failed is not None and not as_json:
+    if outcome.failed is not None and not request.as_json:
         raise outcome.failed
     return outcome.status
 
@@ -203,6 +220,7 @@ def _choose(spec: str) -> tuple[Card, ...]:
 def _in_ranks(request: _Request, cards: Sequence[Card]) -> _Outcome:
     if written_for_ranks(request.script):
         return _started(request.script.argv, cards, request.environment())
+    refuse_unscaled(request.precision, "--precision")
     with tempfile.TemporaryDirectory(prefix="manycard-") as folder:
         report = Path(folder) / "spread.json"
         settings = RankSettings(
@@ -251,7 +269,7 @@ def _in_place(request: _Request, cards: Sequence[Card]) -> _Outcome:
             print(text, end="", file=sys.stderr)
             if status != 0:
                 return _Outcome(status)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, UnscaledPrecisionError):
             raise
         except NeedsRanks:
             return _Outcome(0, asks_for=_asked_for(made[-1]) if made else ("ddp", "all"))
@@ -265,11 +283,10 @@ def _in_place(request: _Request, cards: Sequence[Card]) -> _Outcome:
 
 
 def _spread_settings(request: _Request, cards: Sequence[Card]) -> SpreadSettings:
-    precision = make_precision(request.precision or "default")
     return SpreadSettings(
         choose=lambda: cards or _choose("all"),
         sync_batchnorm=request.sync_batchnorm,
-        autocast=None if request.precision in (None, "default") else precision.autocast,
+        autocast=call_context(request.precision),
         compile=request.compile,
         channels_last=request.channels_last,
     )

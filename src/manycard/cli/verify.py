@@ -21,7 +21,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from manycard.cli.options import CardsOption, JsonOption, print_json, say
+from manycard.cli.options import (
+    ArgumentsArgument,
+    CardsOption,
+    JsonOption,
+    ModuleOption,
+    ScriptArgument,
+    SyncBatchnormOption,
+    print_json,
+    say,
+)
 from manycard.launch import Script
 from manycard.script.verify.comparing import Report
 from manycard.script.verify.differences import Difference, Named, StepDifference
@@ -35,30 +44,28 @@ _WIDTH_OF_A_FILE = 120
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 
+_StrategyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--strategy",
+        metavar="STRATEGY",
+        help="How the run on many cards spreads the work, instead of what the script says: "
+        f"{', '.join(name for name in STRATEGIES if name != 'single')}, or {TORCHRUN} for a script with "
+        "DistributedDataParallel (told by its source).",
+        show_default=False,
+    ),
+]
+
+
 def verify(
-    script: Annotated[str, typer.Argument(help="A Python script; with -m, a module's name.", show_default=False)],
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="ARGS", help="What follows is the script's own.", show_default=False),
-    ] = None,
+    script: ScriptArgument,
+    arguments: ArgumentsArgument = None,
     *,
-    module: Annotated[bool, typer.Option("-m", help="Run SCRIPT as a module, as python -m does.")] = False,
+    module: ModuleOption = False,
     steps: Annotated[int, typer.Option("--steps", metavar="N", help="Optimizer steps to compare.")] = 20,
     cards: CardsOption = None,
-    strategy: Annotated[
-        str | None,
-        typer.Option(
-            "--strategy",
-            metavar="STRATEGY",
-            help="How the run on many cards spreads the work, instead of what the script says: "
-            f"{', '.join(name for name in STRATEGIES if name != 'single')}, or {TORCHRUN} for a script with "
-            "DistributedDataParallel (told by its source).",
-            show_default=False,
-        ),
-    ] = None,
-    sync_batchnorm: Annotated[
-        bool, typer.Option("--sync-batchnorm", help="BatchNorm statistics over the whole batch, not each card's part.")
-    ] = False,
+    strategy: _StrategyOption = None,
+    sync_batchnorm: SyncBatchnormOption = False,
     as_json: JsonOption = False,
 ) -> int:
     """Prove that many cards compute what one card computes, or say where and why they don't.
@@ -73,7 +80,7 @@ def verify(
     Examples:
       manycard verify --cards cpu:2 train.py --epochs 1
       manycard verify --cards cpu:2 --steps 5 --sync-batchnorm train_resnet.py
-      manycard verify --strategy ddp --cards 0,1 train_with_parallel.py
+      manycard verify --strategy ddp --cards 0,1 train.py
       manycard verify --strategy torchrun --cards cpu:2 train_ddp.py
     """
     settings = VerifySettings(Script(script, tuple(arguments or ()), module), steps, cards, strategy, sync_batchnorm)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from manycard.cards import choose_cards
 from manycard.errors import SettingError
-from manycard.precision import make_precision
 from manycard.script.calls import Interception
+from manycard.script.precision import call_context, refuse_unscaled
 from manycard.script.spreading import ScriptSpreading, SpreadSettings
 
 __all__ = ["Spread", "spread"]
@@ -78,11 +78,7 @@ def spread(
     if _running:
         raise SettingError("cards", cards, "calls are being spread already", fix="call stop() on what spread() gave")
     chosen = choose_cards(cards)
-    made = make_precision(precision)
-    if made.scale is not None:
-        raise SettingError(
-            "precision", precision, "it needs loss scaling, which is the script's part here", fix='use "bf16"'
-        )
+    refuse_unscaled(precision, "precision")
     said = chosen.describe()
     if said:
         print(f"manycard: {said}", file=sys.stderr)
@@ -90,7 +86,7 @@ def spread(
         SpreadSettings(
             choose=lambda: chosen.cards,
             sync_batchnorm=sync_batchnorm,
-            autocast=None if precision == "default" else made.autocast,
+            autocast=call_context(precision, "precision"),
         )
     )
 

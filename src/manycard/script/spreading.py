@@ -45,6 +45,7 @@ _HELD = "_manycard_spread"
 """The attribute of a module that holds what spreads it."""
 _SWITCHES = {_HELD, "training", "structure"}
 """What changes that needs no new comparison: the mode is part of a call's kind, new replicas equal the module."""
+_HALF = (torch.bfloat16, torch.float16)
 _MOST_KINDS = 16
 """Kinds of calls of one module that are looked at before the rest runs on one card."""
 
@@ -58,7 +59,7 @@ class SpreadSettings:
     sync_batchnorm: bool = False
     """BatchNorm statistics over the whole batch; a small exchange a layer, forward and backward."""
     autocast: Callable[[torch.device], AbstractContextManager[object]] | None = None
-    """The context of each outermost call; its outputs come back as fp32."""
+    """The context of each outermost call; outputs in half precision come back as fp32."""
     compile: bool = False
     """Compile each card's module."""
     channels_last: bool = False
@@ -246,7 +247,7 @@ class SpreadModule:
         device = self._given[0].device
         with self._settings.autocast(device):
             value = call(*args, **kwargs)
-        return map_tensors(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor, value)
+        return map_tensors(lambda tensor: tensor.float() if tensor.dtype in _HALF else tensor, value)
 
     # ---- which calls can be spread -------------------------------------------------------------------------
 

@@ -106,6 +106,24 @@ def test_a_single_card_script_is_spread_and_prints_the_same_log(place: Playgroun
     assert (status, document["spread"][0]["spread"], document["spread"][0]["samples"]) == (0, 3, 20)
 
 
+@pytest.mark.timeout(300)
+def test_fp16_is_for_scripts_that_scale_the_loss(place: Playground) -> None:
+    script = place.write("train.py", SINGLE_CARD)
+    for words in (["--cards", "cpu:2"], ["--cards", "cpu:1"], ["--strategy", "ddp", "--cards", "cpu:2"]):
+        status, out, err = _run(place, *words, "--precision", "fp16", script, "8")
+        assert (status, out, len(err)) == (2, "", 1), err
+        assert err[0].startswith("manycard: --precision='fp16': it needs loss scaling")
+        assert "Fix: use bf16" in err[0]
+    place.write("helper.py", "import manycard as mc\nparallel = mc.Parallel(cards='cpu:2')\n")
+    script = place.write(
+        "parallel.py",
+        "import torch\nfrom helper import parallel\nmodel, optimizer = torch.nn.Linear(4, 1), None\n"
+        "model = parallel.setup(model)\nprint(parallel.precision.name, model(torch.ones(4, 4)).dtype)\n",
+    )
+    status, out, err = _run(place, "--precision", "fp16", script)
+    assert (status, out) == (0, "fp16 torch.float32\n"), err
+
+
 def test_options_for_loaders_are_checked(place: Playground, capsys: pytest.CaptureFixture[str]) -> None:
     script = place.write("train.py", "")
     assert main(["run", "--loader", "fast", script]) == 2

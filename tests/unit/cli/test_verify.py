@@ -143,9 +143,26 @@ def test_a_script_with_parallel(place: Playground, capsys: pytest.CaptureFixture
     assert _nothing_left(place)
 
 
-def test_a_plain_script_follows_no_strategy_with_ranks(place: Playground, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.timeout(300)
+def test_a_plain_script_in_ranks(place: Playground, capsys: pytest.CaptureFixture[str]) -> None:
     script = place.write("train.py", PLAIN)
-    assert main(["verify", "--strategy", "ddp", "--cards", "cpu:2", script, "relu"]) == 2
+    status, document = _verify(capsys, "--strategy", "ddp", script, "relu")
+    assert (status, document["same"], document["steps"]) == (0, True, 6)
+    assert (document["causes"], document["not_checked"]) == ([], [])
+    assert 0 < document["largest"]["gradient"]["value"] < 1e-6
+    assert document["cards"] == ["cpu:0", "cpu:1"]
+    assert document["spread"][0]["spread"] == 6
+    status, document = _verify(capsys, "--strategy", "ddp", script, "dropout")
+    assert (status, document["same"]) == (1, False)
+    assert document["first_difference"]["what"] == "loss"
+    assert document["first_difference"]["where"] == "train.py:13"
+    assert _causes(document) == "forward draws at random (dropout, noise), and each card draws its own"
+    assert _nothing_left(place)
+
+
+def test_a_plain_script_follows_no_other_strategy(place: Playground, capsys: pytest.CaptureFixture[str]) -> None:
+    script = place.write("train.py", PLAIN)
+    assert main(["verify", "--strategy", "torch_dp", "--cards", "cpu:2", script, "relu"]) == 2
     assert "train.py makes no mc.Parallel that could follow it" in capsys.readouterr().err
     assert _nothing_left(place)
 

@@ -175,6 +175,36 @@ def test_other_cards_print_nothing(spreading: ScriptSpreading, capsys: pytest.Ca
     assert capsys.readouterr().out == "hello\n"
 
 
+def test_a_batch_that_fits_no_single_card_is_spread(spreading: ScriptSpreading) -> None:
+    class Large(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) > 4:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().forward(x)
+
+    model, x = Large(4, 2), torch.randn(12, 4)
+    for _ in range(5):
+        assert torch.allclose(model(x), F.linear(x, model.weight, model.bias))
+    assert reports(spreading) == {"Large": (5, 0)}
+
+
+def test_a_full_card_ends_no_spreading(spreading: ScriptSpreading) -> None:
+    class Large(nn.Linear):
+        full = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if Large.full and torch.get_default_dtype() is torch.float64 and x.dtype is torch.float64:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().forward(x).mean()
+
+    model, x = Large(4, 2), torch.randn(12, 4)
+    model(x)
+    Large.full = True
+    for _ in range(5):
+        assert torch.allclose(model(x), F.linear(x, model.weight, model.bias).mean())
+    assert reports(spreading) == {"Large": (6, 0)}
+
+
 def test_everything_is_put_back() -> None:
     before = (nn.Module.__call__, torch.compile, sys.stdout, sys.stderr)
     spreading = ScriptSpreading(SpreadSettings(choose=lambda: CARDS))

@@ -4,8 +4,9 @@
 over the cards for each way of cutting that shapes allow, until outputs, gradients of parameters and inputs, buffers
 and attributes all come out the same. The script's module, its random state and its output are not touched.
 
-Set aside, because they differ between one card and several by nature: draws (dropout and noise are pinned) and
-BatchNorm statistics (the layers are put into evaluation mode). The verdict says whether there were any.
+Set aside, because they differ between one card and several by nature: draws (dropout is off, and each sample draws the
+same on whichever card, as `manycard.script.comparison.pinned` says) and BatchNorm statistics (the layers are put into
+evaluation mode). The verdict says whether there were any.
 
 What can't be compared is left on one card, with the reason in words: cutting changes a result; forward keeps what it
 computed in an attribute or buffer, of which the script would see one card's part; a hook of the script's would see
@@ -34,17 +35,17 @@ from manycard.engine.sizes import shard_sizes
 from manycard.engine.spreader import Spreader
 from manycard.engine.sync_batchnorm import SyncedBatchNorm
 from manycard.errors import BatchError, ManycardError
-from manycard.script.comparison.layout import Joined, candidate_cuts
+from manycard.script.comparison.layout import Joined, JoinRule, candidate_cuts
 from manycard.script.comparison.leaks import MadeTensors
-from manycard.script.comparison.trial import DifferentError, Trial
+from manycard.script.comparison.pinned import PATTERNS, Way
+from manycard.script.comparison.trial import DifferentError, DifferentGradientError, Trial
+from manycard.script.comparison.words import first_line, in_words
 from manycard.script.means import InParts
 
 __all__ = ["Verdict", "batchnorm_in_training", "find_layout"]
 
 _ENOUGH = 32
 """Samples a card that a comparison on GPUs looks at."""
-_LONGEST = 160
-"""Characters of an error's first line that a reason quotes."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,17 @@ class Verdict:
     """Why they stay on one card, as the end of a sentence."""
     draws: bool = False
     """Whether forward draws at random, so that runs on one card and on several can't be equal."""
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """How a call is run in parts."""
+
+    cut: Layout
+    sizes: Sequence[int]
+    way: Way
+    """What a part's draws are taken for."""
+    double: bool
 
 
 class _TrialError(Exception):
@@ -86,6 +98,8 @@ def find_layout(
             with contextlib.suppress(torch.OutOfMemoryError):
                 return _Comparison(module, cards, (args, kwargs), size, known, in_parts).verdict()
             size = _half_of((args, kwargs), size)
+            if size is None and known is not None:
+                return Verdict(known, draws=True)  # right before; a full card says nothing against it
             if size is None:
                 return Verdict(None, "the card has no memory left to compare with")
 
@@ -134,8 +148,8 @@ class _Comparison:
         except ManycardError as error:
             return Verdict(None, str(error).rstrip("."))
 
-    def _trial(self, *, double: bool) -> Trial:
-        return Trial(self._module, self._cards, self._batch, double=double, in_parts=self._in_parts)
+    def _trial(self, *, double: bool, pattern: int = 0) -> Trial:
+        return Trial(self._module, self._cards, self._batch, double=double, in_parts=self._in_parts, pattern=pattern)
 
     def _compare(self, cuts: Sequence[Layout], *, double: bool) -> Verdict:
         whole, reason = self._whole(double=double)
@@ -146,22 +160,81 @@ class _Comparison:
             samples = _count(cut, self._batch)
             if samples < 2:
                 continue
-            trial = self._trial(double=double)
+            sizes = shard_sizes(samples, len(self._cards)) if self._known else _uneven(samples, len(self._cards))
             try:
-                sizes = shard_sizes(samples, len(self._cards)) if self._known else _uneven(samples, len(self._cards))
-                rules = trial.run_spread(cut, sizes, whole, self._known.rules if self._known else ())
-                whole.compare(trial)
-                return Verdict(Joined(cut, tuple(rules)), draws=whole.draws)
+                rules = self._rules(cut, sizes, whole, double=double)
+                return Verdict(Joined(cut, rules), draws=whole.draws)
             except torch.OutOfMemoryError:
                 raise
             except DifferentError as difference:
-                reason = str(difference) if number == 0 or reason.startswith("no ") else reason
+                if number == 0 or reason.startswith("no "):
+                    permutes = ", and forward draws a permutation" if whole.permuted else ""
+                    reason = f"{difference}{permutes}"
             except Exception as error:
                 if reason.startswith("no "):
-                    reason = f"it can't be cut: {_first_line(error)}"
-            finally:
-                trial.close()
+                    reason = f"it can't be cut: {in_words(error)}"
         return Verdict(None, reason, whole.draws)
+
+    def _rules(self, cut: Layout, sizes: Sequence[int], whole: Trial, *, double: bool) -> tuple[JoinRule, ...]:
+        """The rules that join the call, cut so, to what one card gave.
+
+        Raises:
+            DifferentError: none does, whatever draws stand for; the difference is that of the likeliest way.
+        """
+        likeliest, *others = (_Attempt(cut, sizes, way, double) for way in (Way if whole.drew else [Way.ROWS]))
+        try:
+            return self._joining(whole, likeliest)
+        except DifferentError as difference:
+            first = difference.with_traceback(None)  # which would keep the trial's memory
+        for attempt in others:
+            with contextlib.suppress(DifferentError):
+                return self._joining(whole, attempt)
+        raise first
+
+    def _joining(self, whole: Trial, attempt: _Attempt) -> tuple[JoinRule, ...]:
+        """The rules by which values and gradients come out as those of `whole`.
+
+        Values may fit several rules (a loss whose logits are all zero); the first that fits the gradients wins.
+
+        Raises:
+            DifferentError: none does; the difference is that of the first that was tried.
+        """
+        try:
+            return self._checked(whole, attempt, self._known.rules if self._known else ())
+        except DifferentGradientError as difference:
+            first = difference.with_traceback(None)
+        for rules in first.other_rules:
+            with contextlib.suppress(DifferentError):
+                return self._checked(whole, attempt, rules)
+        raise first
+
+    def _checked(self, whole: Trial, attempt: _Attempt, wanted: Sequence[JoinRule]) -> tuple[JoinRule, ...]:
+        """As `_in_parts_as`; where forward draws and this is no repetition, with other things drawn as well."""
+        rules = self._in_parts_as(whole, attempt, wanted)
+        for pattern in range(1, PATTERNS) if whole.drew and self._known is None else ():
+            drawn_otherwise = self._run_whole(double=attempt.double, pattern=pattern)
+            if self._in_parts_as(drawn_otherwise, attempt, rules, pattern) != rules:
+                raise DifferentError("what forward draws decides how parts of the batch go together")
+        return rules
+
+    def _in_parts_as(
+        self, whole: Trial, attempt: _Attempt, rules: Sequence[JoinRule], pattern: int = 0
+    ) -> tuple[JoinRule, ...]:
+        """Run the call in parts, and compare; gives the rules that join it, `rules` where they do.
+
+        Raises:
+            DifferentError: it is not `whole`.
+        """
+        trial = self._trial(double=attempt.double, pattern=pattern)
+        try:
+            found = trial.run_spread(attempt.cut, attempt.sizes, whole, rules, attempt.way)
+            whole.compare(trial)
+            return found
+        except DifferentGradientError as difference:
+            difference.other_rules = trial.other_rules()
+            raise
+        finally:
+            trial.close()
 
     def _whole(self, *, double: bool) -> tuple[Trial | None, str]:
         """The run that others are compared with, and why there can't be one.
@@ -185,15 +258,15 @@ class _Comparison:
             return None, "forward leaves tensors outside the module (in a global list, say)"
         return self._run_whole(double=double), ""
 
-    def _run_whole(self, *, double: bool, made: MadeTensors | None = None) -> Trial:
-        trial = self._trial(double=double)
+    def _run_whole(self, *, double: bool, made: MadeTensors | None = None, pattern: int = 0) -> Trial:
+        trial = self._trial(double=double, pattern=pattern)
         try:
             with made or contextlib.nullcontext():
                 trial.run_whole()
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            raise _TrialError(f"{type(error).__name__}: {_first_line(error)}") from None
+            raise _TrialError(f"{type(error).__name__}: {first_line(error)}") from None
         return trial
 
 
@@ -214,8 +287,10 @@ def _uneven(samples: int, cards: int) -> list[int]:
 
 
 def _first_of(batch: Any, cut: Layout, size: int) -> Any:
-    """The first `size` samples of a call."""
+    """The first `size` samples of a call; all of it where it has no more."""
     samples = cut.count(batch)
+    if samples <= size:
+        return batch
 
     def take(tensor: Tensor, piece: Piece | None) -> Tensor:
         return tensor if piece is None else piece.of(tensor)
@@ -245,11 +320,6 @@ def _half_of(batch: Any, size: int | None) -> int | None:
         cuts = candidate_cuts(batch)
         size = cuts[0].count(batch) if cuts else 1
     return size // 2 if size >= 4 else None
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0] if len(lines[0]) <= _LONGEST else f"{lines[0][:_LONGEST]}..."
 
 
 @contextlib.contextmanager

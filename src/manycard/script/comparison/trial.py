@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,24 +26,54 @@ from manycard.engine.settling import settle
 from manycard.engine.spreader import Spreader
 from manycard.engine.watching import Watch
 from manycard.script.comparison.closeness import differ, tolerance_of
-from manycard.script.comparison.layout import JoinRule
-from manycard.script.comparison.pinned import HostDraws, PinnedDraws
+from manycard.script.comparison.indices import CheckedIndices
+from manycard.script.comparison.layout import ByTensor, JoinRule
+from manycard.script.comparison.pinned import HostDraws, PinnedDraws, Way
 from manycard.script.comparison.rules import rules_for
 from manycard.script.means import InParts, RunsParts
 from manycard.script.output import PrimaryOutput
 
-__all__ = ["DifferentError", "Trial"]
+__all__ = ["DifferentError", "DifferentGradientError", "Trial"]
+
+
+_MOST_RULES = 12
+"""Ways of joining one call's outputs that are tried."""
 
 
 class DifferentError(Exception):
     """A way of cutting gives another result."""
 
 
+class DifferentGradientError(DifferentError):
+    """A way of cutting, or of joining what came out alike, gives other gradients.
+
+    Attributes:
+        other_rules: other ways of joining that fit the values, where they were looked for.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.other_rules: list[tuple[JoinRule, ...]] = []
+
+
 class Trial:
-    """One run of a copy of the module."""
+    """One run of a copy of the module.
+
+    Args:
+        double: whether it computes in double precision.
+        in_parts: how it is run in parts.
+        pattern: what is drawn.
+    """
 
     def __init__(
-        self, module: nn.Module, cards: Sequence[Card], batch: Any, *, double: bool, in_parts: InParts = Spreader
+        self,
+        module: nn.Module,
+        cards: Sequence[Card],
+        batch: Any,
+        *,
+        double: bool,
+        in_parts: InParts = Spreader,
+        pattern: int = 0,
     ) -> None:
         self.cards = cards
         self._in_parts = in_parts
@@ -62,12 +93,13 @@ class Trial:
         self.draws = any(_draws(part) for part in self.module.modules())
         settle(self.module)
         self._watch = Watch(self.module)
-        self._mode = PinnedDraws()
-        self._host_draws = HostDraws()
+        self._mode = PinnedDraws(pattern)
+        self._host_draws = HostDraws(pattern)
         self.module.register_forward_pre_hook(self._host_draws.pin)
         self.module.register_forward_hook(self._host_draws.look)
         self._text = io.StringIO()
         self._spreader: RunsParts | None = None
+        self._probing: _Probing | None = None
         self.outputs: list[Tensor] = []
         self.written: dict[tuple[int, str], Any] = {}
 
@@ -81,16 +113,29 @@ class Trial:
         """Whether forward has changed a tensor that it was given."""
         return [tensor._version for tensor in tensors_in(self.batch)] != self._versions
 
-    def run_spread(self, cut: Layout, sizes: Sequence[int], whole: Trial, known: Sequence[JoinRule]) -> list[JoinRule]:
-        """Run it cut over the cards; gives the rules, `known` ones first, that join its outputs to those of `whole`."""
+    def run_spread(
+        self, cut: Layout, sizes: Sequence[int], whole: Trial, known: Sequence[JoinRule], way: Way
+    ) -> tuple[JoinRule, ...]:
+        """Run it cut over the cards; gives the rules, `known` ones first, that join its outputs to those of `whole`.
+
+        Args:
+            way: what a part's draws are taken for.
+        """
         self._spreader = self._in_parts(self.module, self.cards)
-        probing = _Probing(cut, whole.outputs, self.batch, sizes, known)
-        with self._observed():
+        self._mode.way, self._mode.prefer = way, _first_dim(cut)
+        self._probing = probing = _Probing(cut, whole.outputs, self.batch, sizes, known, self._mode)
+        with self._observed(), CheckedIndices():
             value = self._spreader.call(self.batch[0], self.batch[1], sizes, probing)
         self._finish(value)
         if len(self.outputs) != len(whole.outputs):
             raise DifferentError("cutting it changes how many tensors it returns")
-        return probing.rules
+        return tuple(probing.rules)
+
+    def other_rules(self) -> list[tuple[JoinRule, ...]]:
+        """After a spread run: the other rules that join its outputs as well, but pass back other gradients."""
+        assert self._probing is not None, "it has been run in parts"
+        fitting = [self._probing.fitting(leaf) for leaf in range(len(self._probing.rules))]
+        return list(itertools.islice(itertools.product(*fitting), 1, _MOST_RULES))
 
     @contextlib.contextmanager
     def _observed(self) -> Iterator[None]:
@@ -102,6 +147,7 @@ class Trial:
         """Let go of the threads that a spread run needed."""
         if self._spreader is not None:
             self._spreader.close()
+        self._probing = None
 
     def _finish(self, value: Any) -> None:
         self.outputs = list(tensors_in(value))
@@ -112,6 +158,16 @@ class Trial:
             with self._mode:  # checkpoints run forward again
                 torch.autograd.backward(varying, cotangents)
         self.draws = self.draws or self._mode.drawn or self._host_draws.drawn
+
+    @property
+    def drew(self) -> bool:
+        """Whether forward has drawn anything but what to drop."""
+        return self._mode.patterned or self._host_draws.drawn
+
+    @property
+    def permuted(self) -> bool:
+        """Whether forward has drawn a permutation."""
+        return self._mode.permuted
 
     def _watch_state(self) -> None:
         for change in self._watch.changes():
@@ -138,13 +194,13 @@ class Trial:
         for (name, own), others in zip(named, other.module.parameters(), strict=True):
             found = _differ_in_gradient(own, others, largest)
             if found:
-                raise DifferentError(f"cutting the batch changes the gradient of {name} ({found})")
+                raise DifferentGradientError(f"cutting the batch changes the gradient of {name} ({found})")
         inputs = list(tensors_in(self.batch))
         largest = max((_largest(tensor.grad) for tensor in inputs), default=0.0)
         for number, (tensor, another) in enumerate(zip(inputs, tensors_in(other.batch), strict=True)):
             found = _differ_in_gradient(tensor, another, largest)
             if found:
-                raise DifferentError(f"cutting the batch changes the gradient of input {number} ({found})")
+                raise DifferentGradientError(f"cutting the batch changes the gradient of input {number} ({found})")
 
     def _compare_state(self, other: Trial) -> None:
         for (name, buffer), others in zip(self.module.named_buffers(), other.module.buffers(), strict=True):
@@ -170,6 +226,7 @@ class _Probing(Layout):
         batch: Any,
         sizes: Sequence[int],
         known: Sequence[JoinRule],
+        draws: PinnedDraws,
     ) -> None:
         self.dim = cut.dim
         self._known = known
@@ -177,12 +234,15 @@ class _Probing(Layout):
         self._sizes = sizes
         self._cut = cut
         self._outputs = outputs
+        self._draws = draws
+        self._parts: list[tuple[Sequence[Tensor], Sequence[int]]] = []
         self.rules: list[JoinRule] = []
 
     def count(self, batch: Any) -> int:
         return self._cut.count(batch)
 
     def take_shard(self, batch: Any, sizes: Sequence[int], position: int, take: TakePiece) -> Any:
+        self._draws.begin_part(sum(sizes[:position]), sizes[position], sum(sizes))
         return self._cut.take_shard(batch, sizes, position, take)
 
     def lists_samples(self, batch: Any, total: int) -> bool:
@@ -191,14 +251,11 @@ class _Probing(Layout):
     def plan_join(self, leaf: int, parts: Sequence[Tensor], samples: Sequence[int], name: str) -> Join:
         if leaf >= len(self._outputs):
             raise DifferentError("cutting it changes how many tensors it returns")
+        self._parts.append(([part.detach() for part in parts], samples))
         whole = self._outputs[leaf].detach()
         found = "its shape doesn't follow the batch"
-        known = self._known[leaf : leaf + 1]  # another rule may hold by coincidence in this call
-        for rule in (*known, *rules_for(parts[0].dim(), self._batch)):
-            join = rule.bind(self._batch, self._cut, self._sizes).plan(parts, samples)
-            if join is None:
-                continue
-            joined = join.join([part.detach().to(whole.device) for part in parts])
+        for rule, join in self._joins(leaf):
+            joined = self._joined(leaf, join)
             difference = differ(whole, joined, tolerance_of(whole))
             if difference is None:
                 self.rules.append(rule)
@@ -206,6 +263,45 @@ class _Probing(Layout):
             if joined.shape == whole.shape and found.startswith("its shape"):
                 found = difference
         raise DifferentError(f"cutting the batch changes output {name} ({found})")
+
+    def fitting(self, leaf: int) -> list[JoinRule]:
+        """The rule that was found for an output, and those that give the same whole but pass back other gradients."""
+        whole = self._outputs[leaf].detach()
+        rules: list[JoinRule] = []
+        passed_back: list[list[Tensor]] = []
+        for rule, join in self._joins(leaf):
+            joined = self._joined(leaf, join)
+            if differ(whole, joined, tolerance_of(whole)) is not None:
+                continue
+            cotangent = _cotangent(0, joined) if joined.is_floating_point() else torch.ones_like(joined)
+            gradients = [join.gradient(cotangent, index) for index in range(len(self._parts[leaf][0]))]
+            if not any(all(map(_alike, gradients, others)) for others in passed_back):
+                rules.append(rule)
+                passed_back.append(gradients)
+        return rules
+
+    def _joins(self, leaf: int) -> Iterator[tuple[JoinRule, Join]]:
+        """The rules whose shapes fit an output."""
+        parts, samples = self._parts[leaf]
+        known = self._known[leaf : leaf + 1]  # another rule may hold by coincidence in this call
+        for rule in (*known, *rules_for(parts[0].dim(), self._batch)):
+            join = rule.bind(self._batch, self._cut, self._sizes).plan(parts, samples)
+            if join is not None:
+                yield rule, join
+
+    def _joined(self, leaf: int, join: Join) -> Tensor:
+        device = self._outputs[leaf].device
+        return join.join([part.to(device) for part in self._parts[leaf][0]])
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other)
+
+
+def _first_dim(cut: Layout) -> int:
+    """The dimension that counts samples in the first tensor that is cut."""
+    dims = cut.dims if isinstance(cut, ByTensor) else ()
+    return next((dim for dim in dims if dim is not None), cut.dim)
 
 
 def _draws(part: nn.Module) -> bool:

@@ -30,12 +30,12 @@ from manycard.engine.data_parallel import DataParallel
 from manycard.errors import StrategyError
 from manycard.launch import Script, exit_status
 from manycard.parallel import Parallel
-from manycard.precision import make_precision
-from manycard.script.calls import Interception
+from manycard.script.calls import Handler, Interception
 from manycard.script.files.calls import stand_in
 from manycard.script.files.journal import Journal, JournaledFiles
 from manycard.script.files.overlay import OverlayFiles, shared
 from manycard.script.noticing import noticing
+from manycard.script.precision import call_context
 from manycard.script.ranks.environment import RankVariables
 from manycard.script.ranks.lockstep import CallCounts
 from manycard.script.ranks.spreading import RankSpreading, Team
@@ -83,16 +83,24 @@ class RankSettings:
         return self.cards[0].startswith("cpu")
 
 
-def run_in_rank(settings: RankSettings, script: Script, folder: Path) -> None:
+def run_in_rank(
+    settings: RankSettings,
+    script: Script,
+    folder: Path,
+    around: Callable[[RankSpreading], Handler] = lambda spreading: spreading,
+    left_alone: Sequence[str] = (),
+) -> None:
     """Run `script` in this rank; what it raises leaves as it is.
 
     Args:
         folder: this rank's; rank 0's is ``0`` beside it.
+        around: gives what handles the script's outermost calls, from what spreads them.
+        left_alone: folders in which every rank writes the real files.
     """
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     variables = RankVariables()
     _seed(settings.seed)
-    let_files_be = _own_files(rank, folder)
+    let_files_be = _own_files(rank, folder, left_alone)
 
     def device() -> torch.device:
         return torch.device("cpu") if settings.simulated else torch.device("cuda", torch.cuda.current_device())
@@ -106,7 +114,7 @@ def run_in_rank(settings: RankSettings, script: Script, folder: Path) -> None:
         return Team(peers, device(), CallCounts(folder.parent / "0" / "calls", rank, world), settings.cards)
 
     spreading = RankSpreading(_spread_settings(settings, cards), join)
-    with Interception(spreading) as calls:
+    with Interception(around(spreading)) as calls:
 
         def leave_alone() -> None:
             calls.stop()
@@ -147,23 +155,22 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _own_files(rank: int, folder: Path) -> Callable[[], None]:
+def _own_files(rank: int, folder: Path, left_alone: Sequence[str]) -> Callable[[], None]:
     """Keep this rank's files apart; gives the function that ends it."""
     journal = Journal(folder.parent / "0" / "journal")
     if rank == 0:
         return stand_in(JournaledFiles(journal), reads=False)
     (folder / "files").mkdir(exist_ok=True)
     os.environ["WANDB_MODE"] = "disabled"  # it writes, and speaks, by itself
-    alone = [*shared(), str(folder.parent), sys.prefix]
+    alone = [*shared(), str(folder.parent), sys.prefix, *left_alone]
     return stand_in(OverlayFiles(folder / "files", journal, alone), reads=True)
 
 
 def _spread_settings(settings: RankSettings, cards: Callable[[], Sequence[Card]]) -> SpreadSettings:
-    precision = make_precision(settings.precision or "default")
     return SpreadSettings(
         choose=cards,
         sync_batchnorm=settings.sync_batchnorm,
-        autocast=None if settings.precision in (None, "default") else precision.autocast,
+        autocast=call_context(settings.precision),
         compile=settings.compile,
         channels_last=settings.channels_last,
     )

@@ -87,10 +87,18 @@ def compare(one: Recording, ranks: Sequence[Recording], cards: int) -> Report:
         one: of the run on one card.
         ranks: of each process of the other; one for a run in one process.
         cards: how many cards the other used.
+
+    Ranks in lockstep have each seen what one card sees: every one is compared, and the first that differs is shown.
     """
-    many = together(ranks)
+    if not ranks[0].in_lockstep:
+        return _compare(one, together(ranks), ranks, cards)
+    reports = [_compare(one, rank, ranks, cards) for rank in ranks]
+    return next((report for report in reports if not report.same), reports[0])
+
+
+def _compare(one: Recording, many: Recording, ranks: Sequence[Recording], cards: int) -> Report:
     tolerances = _SINGLE_ON_GPU if one.on_gpu and one.precision == "single" else _TOLERANCES[one.precision]
-    comparison = _Comparison(one, many, tolerances.parameter, ordered=len(ranks) == 1)
+    comparison = _Comparison(one, many, tolerances.parameter, ordered=len(ranks) == 1 or many.in_lockstep)
     steps = tuple(comparison.step(number) for number in range(min(len(one.steps), len(many.steps))))
     first = comparison.initial() or _first(steps, tolerances) or _ended_apart(one, many)
     compared = Compared(one, tuple(ranks), many, steps, first, tolerances, cards)

@@ -113,10 +113,12 @@ class Compared:
     def inputs_follow(self) -> bool:
         """Whether inputs differ because of what forward does on many cards.
 
-        In one process both runs draw the same data. Where forward draws, or takes statistics, what one module
-        computes for the next differs, and so do draws that come later.
+        In one process, and in ranks in lockstep, both runs draw the same data. Where forward draws, or takes
+        statistics, what one module computes for the next differs, and so do draws that come later.
         """
-        if self.at is None or self.first is None or self.first.what != "data" or len(self.ranks) > 1:
+        if self.at is None or self.first is None or self.first.what != "data":
+            return False
+        if len(self.ranks) > 1 and not self.many.in_lockstep:
             return False
         one, many = (recording.steps[self.at.number - 1] for recording in (self.one, self.many))
         alike = [len(call.rows) for call in one.calls] == [len(call.rows) for call in many.calls]

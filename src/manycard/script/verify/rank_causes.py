@@ -64,7 +64,7 @@ def _parameters_apart(compared: Compared) -> Finding | None:
 
 def same_samples(compared: Compared) -> Finding | None:
     """Ranks that work on the same samples."""
-    if len(compared.ranks) < 2:
+    if len(compared.ranks) < 2 or compared.many.in_lockstep:
         return None
     for epoch, steps in _epochs(compared.ranks).items():
         sets = [set(sample_ids(of)) for of in steps]

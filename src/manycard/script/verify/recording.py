@@ -6,7 +6,7 @@ Behaviour:
     * Gradients and parameters are kept whole, as flat vectors, while they fit the budget; beyond it as sketches
       (`sketch`), whose 2-norms and differences estimate those of the vectors.
     * A folder holds one process's recording: ``recording.json``, and ``tensors.pt``, which is mapped and not read.
-    * A run in ranks leaves one recording a rank; `together` makes one of them.
+    * A run in ranks leaves one recording a rank; `together` makes one of them, where each has seen its own samples.
 """
 
 from __future__ import annotations
@@ -113,6 +113,8 @@ class Recording:
     """Whether a DistributedSampler shuffled."""
     padding: int = 0
     """Samples that a DistributedSampler repeats in each epoch."""
+    in_lockstep: bool = False
+    """Whether ranks ran a script for one card in lockstep, so that each has seen whole batches."""
     spread: tuple[dict[str, Any], ...] = ()
     """What became of the modules of a script that manycard spreads by itself."""
 

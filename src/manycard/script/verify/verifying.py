@@ -3,19 +3,18 @@
 Behaviour:
     * Each run has a process of its own, the same seeds and hash seed, and ends after the steps asked for. What it
       prints is hidden; what the script itself writes (checkpoints, logs) is written.
-    * A script that doesn't use manycard is spread as ``manycard run`` does. One that uses `Parallel` or
-      `DataParallel` runs in strategy ``single`` and in its own, or in that asked for. One for torchrun runs in one
-      rank and in one a card; the one rank gets what all ranks get together, where a DistributedSampler deals it out.
+    * A script that doesn't use manycard is spread as ``manycard run`` does, over the cards of one process or, with
+      strategy ``ddp``, over ranks in lockstep. One that uses `Parallel` or `DataParallel` runs in strategy ``single``
+      and in its own, or in that asked for. One for torchrun runs in one rank and in one a card; the one rank gets
+      what all ranks get together, where a DistributedSampler deals it out.
     * A script that fails in one of the runs raises `ScriptFailedError` with its traceback.
     * Ctrl-C ends the run with everything it started.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,15 +22,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
 from manycard.cards import Card, choose_cards
 from manycard.errors import CardsError, ManycardError, SettingError, StrategyError
-from manycard.launch import Script, cards_setting
+from manycard.launch import Script, cards_setting, end_family
 from manycard.script.verify import worker
 from manycard.script.verify.comparing import Report, compare
 from manycard.script.verify.recording import Recording
 from manycard.script.verify.worker import Orders
+from manycard.script.written_for_ranks import written_for_ranks
 from manycard.strategies import STRATEGIES
 
 __all__ = ["ScriptFailedError", "VerifySettings", "verify"]
@@ -39,8 +37,6 @@ __all__ = ["ScriptFailedError", "VerifySettings", "verify"]
 TORCHRUN = "torchrun"
 _BUDGET = 256 * 2**20
 """Bytes of gradients and parameters that the processes of one side keep whole, together."""
-_PATIENCE = 10.0
-"""Seconds that a run's processes get to end by themselves."""
 _FOR_RANKS = re.compile(r"\b(init_process_group|DistributedDataParallel|DistributedSampler)\b")
 _MANYCARD = re.compile(r"^\s*(import|from)\s+manycard\b", re.MULTILINE)
 _SETTINGS = ("MANYCARD_STRATEGY", "MANYCARD_CARDS", "MANYCARD_PRECISION", "RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -155,6 +151,9 @@ class _Runs:
         orders = self._orders("many", cards=given, strategy=strategy, many=True)
         if strategy and STRATEGIES[strategy].ranks:
             orders = replace(orders, ranks=True)
+            if not written_for_ranks(settings.script):
+                own_card = all(card.uuid for card in self.cards)
+                orders = replace(orders, lockstep=tuple(map(str, self.cards)), own_card=own_card)
         ranks = self._record(orders)
         if ranks[0].ended == "ranks":
             strategy, wanted = ranks[0].asks_for
@@ -199,12 +198,12 @@ class _Runs:
 
     def _check(self, first: Recording, strategy: str) -> None:
         """Refuse runs on many cards that were none."""
-        if strategy not in ("", "dp") and not first.uses_manycard:
+        if strategy not in ("", "dp") and not (first.uses_manycard or first.in_lockstep):
             raise StrategyError(
                 "--strategy",
                 strategy,
                 f"{self.settings.script.name} makes no mc.Parallel that could follow it",
-                fix="leave --strategy out, or give torchrun for a script with DistributedDataParallel",
+                fix="leave --strategy out, or give dp or ddp, or torchrun for a script with DistributedDataParallel",
             )
         if first.uses_manycard and len(first.cards) < 2:
             raise CardsError(
@@ -257,22 +256,5 @@ def _wait_for(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait()
     except BaseException:
-        _end(process)
+        end_family(process)
         raise
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a run's processes: asked first, so that ranks are stopped by what started them, then killed."""
-    try:
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        family = []
-    process.send_signal(signal.SIGTERM)
-    try:
-        _, left = psutil.wait_procs(family, timeout=_PATIENCE)
-    except KeyboardInterrupt:  # asked twice: no more patience
-        left = [member for member in family if member.is_running()]
-    for survivor in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            survivor.kill()
-    process.wait()

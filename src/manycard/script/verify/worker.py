@@ -5,6 +5,8 @@ Behaviour:
       under its rank's number, however the script ended.
     * With `Orders.ranks`, it starts one rank a card, each of which runs this same file; a rank that fails leaves a
       recording, and the first failure's traceback is in rank 0's place.
+    * With `Orders.lockstep` each rank runs a script for one card, as ``manycard run --strategy ddp`` does
+      (`manycard.script.ranks`), and records what it sees: whole batches, whole losses, whole gradients.
     * ``random``, NumPy and PyTorch are seeded with 0 before the script starts; what the script seeds itself wins.
     * The exit status is 0 whatever the script did: it was run, and this is what it showed.
 """
@@ -52,6 +54,10 @@ class Orders:
     """The strategy in place of the script's; empty for its own."""
     ranks: bool = False
     """Whether to run one process a card."""
+    lockstep: tuple[str, ...] = ()
+    """The names of the cards, where ranks are to run a script for one card in lockstep."""
+    own_card: bool = False
+    """Whether each of those sees its own card alone, as ``cuda:0``."""
     sync_batchnorm: bool = False
     stands_for: int = 1
     """How many ranks' batches this one rank gets."""
@@ -64,7 +70,7 @@ class Orders:
     def read(cls, path: Path) -> Orders:
         """Read what `write` wrote."""
         words = json.loads(path.read_text(encoding="utf-8"))
-        return cls(**(words | {"argv": tuple(words["argv"])}))
+        return cls(**(words | {name: tuple(words[name]) for name in ("argv", "lockstep")}))
 
 
 def work(path: Path) -> None:
@@ -88,7 +94,7 @@ def _launch(orders: Orders, path: Path) -> None:
     tempfile.tempdir = orders.folder  # where output of failed ranks is kept, no longer than the recordings
     environment = {"MANYCARD_STRATEGY": orders.strategy} if orders.strategy else {}
     try:
-        launch_script([__file__, str(path)], cards, environment)
+        launch_script([__file__, str(path)], cards, environment, own_card=orders.own_card)
     except RankFailed as failed:
         Recording(ended="failed", error=f"rank {failed.rank}:\n{failed.trace or failed}").write(
             Path(orders.folder) / "0"
@@ -97,26 +103,25 @@ def _launch(orders: Orders, path: Path) -> None:
 
 def _run(orders: Orders) -> None:
     from manycard.errors import NeedsRanks
-    from manycard.launch import Script, exit_status, own_traceback
+    from manycard.launch import exit_status, own_traceback
     from manycard.parallel import Parallel
-    from manycard.script.calls import Interception
-    from manycard.script.verify.recorder import RecordedEnough, Recorder, RecordingHandler
+    from manycard.script.verify.recorder import RecordedEnough, Recorder
     from manycard.script.verify.standing_in import watching
 
     recorder = Recorder(orders.steps, orders.budget)
-    spreading = _spreading(orders)
+    run = _InLockstep(orders, recorder) if orders.lockstep else _InPlace(orders, recorder)
     asked: list[tuple[str, str]] = []
     known: dict[str, Any] = {"ended": "script"}
     _seed()
     with (
-        Interception(RecordingHandler(recorder, spreading, one_card=not orders.many)),
         _asking(Parallel, asked, orders),
         watching(recorder, on_manycard=lambda: None, drop_in_cards=_drop_in_cards(orders), ranks=orders.stands_for),
     ):
         try:
-            Script.parse(orders.argv).run()
+            run()
         except RecordedEnough:
             known["ended"] = "steps"
+            run.end()
         except NeedsRanks:
             known |= {"ended": "ranks", "asks_for": asked[-1] if asked else ("ddp", "all")}
         except SystemExit as request:
@@ -128,10 +133,73 @@ def _run(orders: Orders) -> None:
                 raise  # the launcher finds out whose failure was the first
             trace = traceback.format_exception(error.with_traceback(own_traceback(error)))
             known |= {"ended": "failed", "error": "".join(trace)}
-    if spreading is not None and not recorder.facts["uses_manycard"]:
-        recorder.cards = tuple(map(str, spreading.cards))
-        known["spread"] = tuple(asdict(report) for report in spreading.reports)
+    if not recorder.facts["uses_manycard"]:
+        known |= run.spread()
     recorder.recording(**known).write(Path(orders.folder) / os.environ.get("RANK", "0"))
+
+
+class _InPlace:
+    """The script runs in this process as it is, or spread over the cards of this process."""
+
+    def __init__(self, orders: Orders, recorder: Any) -> None:
+        self.orders = orders
+        self.recorder = recorder
+        self.spreading: Any = None
+
+    def __call__(self) -> None:
+        from manycard.launch import Script
+        from manycard.script.calls import Interception
+
+        with Interception(self.record(_spreading(self.orders))):
+            Script.parse(self.orders.argv).run()
+
+    def record(self, spreading: Any) -> Any:
+        """What records outermost calls, and hands them to `spreading`."""
+        from manycard.script.verify.recorder import RecordingHandler
+
+        self.spreading = spreading
+        return RecordingHandler(self.recorder, spreading, one_card=not self.orders.many)
+
+    def end(self) -> None:
+        """The script was stopped, because all steps are recorded."""
+
+    def spread(self) -> dict[str, Any]:
+        """What became of the modules of a script that doesn't use manycard."""
+        if self.spreading is None:
+            return {}
+        self.recorder.cards = self.cards()
+        return {"spread": tuple(asdict(report) for report in self.spreading.reports)}
+
+    def cards(self) -> tuple[str, ...]:
+        """The names of the cards that were used."""
+        return tuple(map(str, self.spreading.cards))
+
+
+class _InLockstep(_InPlace):
+    """The script runs in this rank in lockstep with the others."""
+
+    def __call__(self) -> None:
+        from manycard.launch import Script
+        from manycard.script.ranks.main import RankSettings, run_in_rank
+
+        settings = RankSettings(
+            self.orders.lockstep, seed=0, own_card=self.orders.own_card, sync_batchnorm=self.orders.sync_batchnorm
+        )
+        folder = Path(os.environ["MANYCARD_RANK_FOLDER"])
+        run_in_rank(settings, Script.parse(self.orders.argv), folder, self.record, [self.orders.folder])
+
+    def end(self) -> None:
+        """Wait for the other ranks, which may still be in their last call."""
+        if self.spreading.team is not None:
+            self.spreading.team.counts.end()
+
+    def spread(self) -> dict[str, Any]:
+        """What became of the script's modules."""
+        return super().spread() | {"in_lockstep": True}
+
+    def cards(self) -> tuple[str, ...]:
+        """The names of the cards of all ranks."""
+        return self.spreading.team.names if self.spreading.team is not None else ()
 
 
 def _spreading(orders: Orders) -> Any:

@@ -101,6 +101,27 @@ def test_ranks_that_share_the_batch_are_the_same_training() -> None:
     assert report.causes == ()
 
 
+def test_ranks_in_lockstep_are_each_compared_on_the_whole_batch() -> None:
+    ranks = [_recording(in_lockstep=True), _recording(in_lockstep=True)]
+    report = compare(_recording(), ranks, 2)
+    assert report.same
+    assert report.causes == ()
+    _only_cause(compare(_recording(), [_recording(), _recording()], 2), "")  # without, they repeat work
+    apart = _recording(_from(2, lambda number, step: _times(step, 3.0)), in_lockstep=True)
+    report = compare(_recording(), [ranks[0], apart], 2)
+    assert report.first is not None
+    assert (report.first.step, report.first.what) == (3, "gradient")
+    assert "ranks update with gradients of their own, which were not averaged" in _causes(report)
+
+
+def test_inputs_that_follow_from_draws_are_laid_to_them_in_lockstep_too() -> None:
+    def redrawn(number: int, step: StepRecord) -> StepRecord:
+        return replace(step, calls=_call(_batch(number + 50)))
+
+    ranks = [_recording(_from(1, redrawn), in_lockstep=True) for _ in range(2)]
+    _only_cause(compare(_recording(draws=True), ranks, 2), "forward draws at random")
+
+
 def test_rounding_is_no_difference_and_its_largest_is_named() -> None:
     def nudge(number: int, step: StepRecord) -> StepRecord:
         weight, bias = step.gradients
