@@ -124,7 +124,7 @@ class _Comparison:
     ) -> None:
         self._module = module
         self._cards = cards
-        self._batch = batch
+        self._whole_batch = self._batch = batch
         self._size = size
         self._known = known
         self._in_parts = in_parts
@@ -143,6 +143,9 @@ class _Comparison:
                 return self._compare(cuts, double=True)
             return self._compare(cuts, double=False)
         except _TrialError as error:
+            if self._size is not None:  # the first samples may be no call of their own
+                self._size, self._batch = None, self._whole_batch
+                return self.verdict()
             # The script's own call will show it.
             return Verdict(None, f"a trial call raised {error}")
         except ManycardError as error:
