@@ -1,0 +1,141 @@
+"""Failures of workers, in words: which worker, how it ended, and what to do.
+
+Behaviour:
+    * A worker that is killed, or ends by itself, gives a `DataError` with its number, process id and how it ended:
+      at once where PyTorch hears of it by a signal, else within the 5 seconds in which it looks.
+    * Workers that can't be started because something can't be pickled give a `SettingError` that names the start
+      method and where it comes from.
+    * Files and shared memory that run out meanwhile, which `manycard.data.limits` could not foresee (batches that the
+      script keeps, other programs), say so.
+    * Errors of the dataset's own come through as they are.
+"""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import pickle
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from manycard.errors import DataError, ManycardError, SettingError
+
+__all__ = ["naming_workers", "starting_workers"]
+
+_HOW = {
+    signal.SIGKILL: "which is what the kernel does when memory has run out",
+    signal.SIGBUS: "which is what happens when /dev/shm is full",
+    signal.SIGSEGV: "which is a fault in compiled code that the dataset calls",
+}
+
+
+@contextmanager
+def starting_workers(loader: DataLoader[Any]) -> Iterator[None]:
+    """Name what can't be sent to workers.
+
+    Raises:
+        SettingError: the start method needs it pickled, and it can't be.
+    """
+    try:
+        yield
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        method, said_by = _start_method(loader)
+        if method == "fork" or "pickle" not in f"{type(error).__name__} {error}".lower():
+            raise
+        raise SettingError(
+            "num_workers",
+            loader.num_workers,
+            f"workers are started by {method!r} ({said_by}), which pickles the dataset, collate_fn and "
+            f"worker_init_fn, and that failed: {error}",
+            fix="define them at the top level of a module (no lambda, no function in a function), or give "
+            "multiprocessing_context='fork'",
+        ) from error
+
+
+def _start_method(loader: DataLoader[Any]) -> tuple[str, str]:
+    """How workers start, and who says so."""
+    context: Any = loader.multiprocessing_context
+    if context is not None:
+        return context.get_start_method(), "the loader's multiprocessing_context"
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    default = multiprocessing.get_context(None).get_start_method() if chosen is None else chosen
+    usual = multiprocessing.get_all_start_methods()[0]
+    if chosen is not None and chosen != usual:
+        return chosen, "set for the whole process by multiprocessing.set_start_method, in the script or a library"
+    return default, "this Python's default"
+
+
+@contextmanager
+def naming_workers(loader: DataLoader[Any], loaded: Any) -> Iterator[None]:
+    """Say which worker has failed, and how.
+
+    Args:
+        loader: whose workers they are.
+        loaded: the iterator that is asked for a batch inside.
+
+    Raises:
+        DataError: a worker has ended, or its batches can't be received.
+    """
+    try:
+        yield
+    except ManycardError:
+        raise
+    except (RuntimeError, OSError) as error:
+        found = _worker_error(loader, loaded, error) or _exhausted(error)
+        if found is None:
+            raise
+        raise found from error
+
+
+def _worker_error(loader: DataLoader[Any], loaded: Any, error: Exception) -> DataError | None:
+    listed = re.match(r"DataLoader worker \(pid(?:\(s\))?:? ([\d, ]+)\)", str(error))
+    if listed is None:
+        return None
+    pids = [int(pid) for pid in listed[1].split(",")]
+    ended = []
+    for number, process in enumerate(getattr(loaded, "_workers", ())):
+        if process.pid in pids:
+            process.join(1)
+            ended.append(f"worker {number} (process {process.pid}) {_ending(process.exitcode)}")
+    said = "; ".join(ended) or f"the worker with process id {pids[0]} ended: {error}"
+    method = _start_method(loader)[0]
+    sent = "" if method == "fork" else f"; workers are started by {method!r}, and what it wrote to standard error"
+    return DataError(
+        f"{said}, before the epoch did{sent and sent + ' says more'}",
+        fix="run with num_workers=0 to see an error of the dataset's own; if memory ran out, use fewer workers",
+    )
+
+
+def _ending(code: int | None) -> str:
+    if code is None:
+        return "no longer answers"
+    if code >= 0:
+        return f"ended by itself with status {code}"
+    try:
+        name = signal.Signals(-code)
+    except ValueError:
+        return f"was killed by signal {-code}"
+    hint = _HOW.get(name)
+    return f"was killed by {name.name}" + (f", {hint}" if hint else "")
+
+
+def _exhausted(error: Exception) -> DataError | None:
+    text = str(error)
+    if getattr(error, "errno", None) == errno.EMFILE or re.search(r"[Tt]oo many open files|ancdata", text):
+        return DataError(
+            "no further file can be opened, and each tensor of a batch from a worker holds one while it lives",
+            fix="keep copies (tensor.clone()) of what the script collects, raise the limit (ulimit -n), or call "
+            "torch.multiprocessing.set_sharing_strategy('file_system')",
+        )
+    if re.search(r"shared memory|No space left", text) and torch.utils.data.get_worker_info() is None:
+        return DataError(
+            f"shared memory has run out: {text.splitlines()[0]}",
+            fix="give /dev/shm more (docker run --shm-size=...), or use fewer workers or a smaller prefetch_factor",
+        )
+    return None
