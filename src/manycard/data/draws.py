@@ -23,7 +23,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset, get_worker_info
+
+from manycard.data.parts import Refused
+from manycard.errors import ManycardError
 
 __all__ = ["OwnDraws", "SeededSamples", "Shard", "mix", "place_seed", "seed_draws"]
 
@@ -113,10 +116,19 @@ class SeededSamples(Dataset[Any]):
         self._at_once = _fetches_batches(dataset)
 
     def __getitem__(self, shard: Shard) -> Any:
-        seed_draws(place_seed(shard.key, shard.place))
-        return self.dataset[shard.indices[0]]
+        try:
+            seed_draws(place_seed(shard.key, shard.place))
+            return self.dataset[shard.indices[0]]
+        except ManycardError as error:
+            return _sent_whole(error)
 
     def __getitems__(self, shard: Shard) -> Any:
+        try:
+            return self._samples(shard)
+        except ManycardError as error:
+            return _sent_whole(error)
+
+    def _samples(self, shard: Shard) -> Any:
         if not self.draws:
             return [self.dataset[index] for index in shard.indices]
         if self._at_once:
@@ -129,11 +141,21 @@ class SeededSamples(Dataset[Any]):
         return samples
 
 
+def _sent_whole(error: ManycardError) -> Refused:
+    """In a worker, the error as it is; PyTorch would make another one from its text. Elsewhere it is raised."""
+    if get_worker_info() is None:
+        raise error
+    return Refused(error)
+
+
 def _never_draws(dataset: Any) -> bool:
-    """Whether seeding would be in vain: it takes 11 us a sample, more than a TensorDataset takes to give one."""
+    """Whether seeding would be in vain: it takes 11 us a sample, more than a TensorDataset takes to give one.
+
+    A dataset says so of itself by a class attribute ``never_draws = True``.
+    """
     while type(dataset) is Subset:
         dataset = dataset.dataset
-    return type(dataset) in (TensorDataset, list, tuple, range)
+    return type(dataset) in (TensorDataset, list, tuple, range) or getattr(type(dataset), "never_draws", False) is True
 
 
 def _fetches_batches(dataset: Any) -> bool:

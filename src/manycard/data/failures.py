@@ -1,8 +1,9 @@
 """Failures of workers, in words: which worker, how it ended, and what to do.
 
 Behaviour:
-    * A worker that is killed, or ends by itself, gives a `DataError` with its number, process id and how it ended:
-      at once where PyTorch hears of it by a signal, else within the 5 seconds in which it looks.
+    * A worker that is killed, or ends by itself, gives a `DataError` with its number, process id and how it ended: at
+      once where a signal tells (in the main thread, whatever it does then, as PyTorch has it), else within the 5
+      seconds in which PyTorch looks.
     * Workers that can't be started because something can't be pickled give a `SettingError` that names the start
       method and where it comes from.
     * Files and shared memory that run out meanwhile, which `manycard.data.limits` could not foresee (batches that the
@@ -17,8 +18,11 @@ import multiprocessing
 import pickle
 import re
 import signal
-from collections.abc import Iterator
+import threading
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +30,7 @@ from torch.utils.data import DataLoader
 
 from manycard.errors import DataError, ManycardError, SettingError
 
-__all__ = ["naming_workers", "starting_workers"]
+__all__ = ["naming_workers", "starting_workers", "watch_workers"]
 
 _HOW = {
     signal.SIGKILL: "which is what the kernel does when memory has run out",
@@ -71,6 +75,39 @@ def _start_method(loader: DataLoader[Any]) -> tuple[str, str]:
     return default, "this Python's default"
 
 
+_walking: weakref.WeakKeyDictionary[Any, weakref.ref[DataLoader[Any]]] = weakref.WeakKeyDictionary()
+"""Iterations with workers, and whose they are (which may hold them: both are held weakly)."""
+
+
+def watch_workers(loader: DataLoader[Any], loaded: Any) -> None:
+    """Have an iteration's workers named also where PyTorch hears of their end between two batches.
+
+    PyTorch handles SIGCHLD and raises there; this stands before its handler, and names what it raises.
+    """
+    if not getattr(loaded, "_workers", None):
+        return
+    _walking[loaded] = weakref.ref(loader)
+    handler: Any = signal.getsignal(signal.SIGCHLD)
+    if threading.current_thread() is threading.main_thread() and callable(handler) and not _is_ours(handler):
+        signal.signal(signal.SIGCHLD, partial(_on_child, handler))
+
+
+def _is_ours(handler: Any) -> bool:
+    return isinstance(handler, partial) and handler.func is _on_child
+
+
+def _on_child(handler: Callable[[int, Any], Any], signum: int, frame: Any) -> None:
+    try:
+        handler(signum, frame)
+    except RuntimeError as error:
+        for loaded, held in list(_walking.items()):
+            loader = held()
+            found = None if loader is None else _worker_error(loader, loaded, error)
+            if found is not None:
+                raise found from error
+        raise
+
+
 @contextmanager
 def naming_workers(loader: DataLoader[Any], loaded: Any) -> Iterator[None]:
     """Say which worker has failed, and how.
@@ -103,11 +140,12 @@ def _worker_error(loader: DataLoader[Any], loaded: Any, error: Exception) -> Dat
         if process.pid in pids:
             process.join(1)
             ended.append(f"worker {number} (process {process.pid}) {_ending(process.exitcode)}")
-    said = "; ".join(ended) or f"the worker with process id {pids[0]} ended: {error}"
+    if not ended:
+        return None
     method = _start_method(loader)[0]
     sent = "" if method == "fork" else f"; workers are started by {method!r}, and what it wrote to standard error"
     return DataError(
-        f"{said}, before the epoch did{sent and sent + ' says more'}",
+        f"{'; '.join(ended)}, before the epoch did{sent and sent + ' says more'}",
         fix="run with num_workers=0 to see an error of the dataset's own; if memory ran out, use fewer workers",
     )
 

@@ -57,11 +57,19 @@ class Limits:
     files_free: int | None
     """Files that this process may still open; None where batches need none."""
 
+    def fits_once(self, samples: Any) -> bool:
+        """Whether shared memory can hold one batch of `samples`: PyTorch's collate functions write it there."""
+        size = sum(each.nbytes for each in _arrays(samples))
+        return self.shm_free is None or size <= self.shm_free
+
     def refuse(self, batch: Any) -> SettingError | None:
         """The error that batches like `batch` would end in; None where they fit."""
-        tensors = _shared_tensors(batch)
+        tensors = [each for each in _arrays(batch) if isinstance(each, Tensor) and each.device.type == "cpu"]
         held = self.workers * self.prefetch
         size = sum(math.ceil(max(each.nbytes, 1) / _PAGE) * _PAGE for each in tensors)
+        return self._refuse_size(held, size) or self._refuse_files(held, len(tensors))
+
+    def _refuse_size(self, held: int, size: int) -> SettingError | None:
         need = held * size * self.ranks
         if self.shm_free is not None and need > self.shm_free:
             across = f" x {self.ranks} ranks" if self.ranks > 1 else ""
@@ -73,12 +81,15 @@ class Limits:
                 fix=f"give {_SHM} at least {_bytes(need)} (docker run --shm-size=...), or use fewer workers, a smaller "
                 "prefetch_factor or smaller batches",
             )
-        files = held * len(tensors)
+        return None
+
+    def _refuse_files(self, held: int, tensors: int) -> SettingError | None:
+        files = held * tensors
         if self.files_free is not None and files > self.files_free - _SPARE_FILES:
             return SettingError(
                 "num_workers",
                 self.workers,
-                f"{self.workers} workers x prefetch_factor {self.prefetch} x {len(tensors)} tensors a batch = {files} "
+                f"{self.workers} workers x prefetch_factor {self.prefetch} x {tensors} tensors a batch = {files} "
                 f"open files, and this process may open {max(self.files_free - _SPARE_FILES, 0)} more",
                 fix="raise the limit (ulimit -n), join tensors in collate_fn, or call "
                 "torch.multiprocessing.set_sharing_strategy('file_system')",
@@ -86,11 +97,10 @@ class Limits:
         return None
 
 
-def _shared_tensors(batch: Any, depth: int = 6) -> list[Tensor]:
-    """The tensors that go through shared memory, each as one file; whatever the batch is made of."""
-    if isinstance(batch, Tensor):
-        shared = batch.is_shared()  # type: ignore[no-untyped-call]
-        return [] if shared or batch.device.type != "cpu" else [batch]
+def _arrays(batch: Any, depth: int = 6) -> list[Any]:
+    """The tensors and arrays of a batch, whatever it is made of."""
+    if isinstance(batch, Tensor | np.ndarray):
+        return [batch]
     if depth == 0 or isinstance(batch, str | bytes | int | float | type):
         return []
     if isinstance(batch, Mapping):
@@ -99,7 +109,7 @@ def _shared_tensors(batch: Any, depth: int = 6) -> list[Tensor]:
         parts = batch
     else:
         parts = getattr(batch, "__dict__", {}).values()
-    return [tensor for part in parts for tensor in _shared_tensors(part, depth - 1)]
+    return [array for part in parts for array in _arrays(part, depth - 1)]
 
 
 class Checked:
@@ -117,14 +127,22 @@ class Checked:
         self.limits: Limits | None = None
 
     def __call__(self, samples: Any) -> Any:
-        batch = self.collate(samples)
-        limits, self.limits = self.limits, None
-        # In the script's own process, limits are kept for workers to come.
+        if isinstance(samples, Refused):
+            return samples
+        limits = self.limits
         if limits is None or torch.utils.data.get_worker_info() is None:
-            self.limits = limits
-            return batch
-        error = limits.refuse(batch)
+            return self.collate(samples)
+        self.limits = None
+        error = None if limits.fits_once(samples) else limits.refuse(_as_tensors(samples))
+        if error is None:
+            batch = self.collate(samples)
+            error = limits.refuse(batch)
         return batch if error is None else Refused(error)
+
+
+def _as_tensors(samples: Any) -> list[Tensor]:
+    """What samples come to where they can't be collated: one tensor as large as all of them."""
+    return [torch.empty(0).new_empty(1).expand(max(sum(each.nbytes for each in _arrays(samples)) // 4, 1))]
 
 
 def local_ranks() -> int:

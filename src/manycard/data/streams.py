@@ -19,18 +19,16 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.worker import WorkerInfo
 
 from manycard.data.draws import place_seed, seed_draws
 from manycard.data.parts import Refused, cut_part, own_part
+from manycard.data.prints import samples_print
 from manycard.errors import ManycardError, SettingError
 
 __all__ = ["Cut", "Head", "Part", "Rest", "StreamReader", "watch_worker"]
@@ -131,7 +129,7 @@ class StreamReader(IterableDataset[Any]):
             first = list(
                 itertools.islice(samples, max(self._cut.batch_size or 1, _HEAD if self._cut.batch_size else 1))
             )
-            head = Head(*_print(first), _watch.splits)
+            head = Head(*samples_print(first), _watch.splits)
             samples = itertools.chain(first, samples)
         yield from self._parts(samples, head, start, worker, workers)
 
@@ -252,36 +250,3 @@ def watch_worker(info: Any, prepare: Callable[[], object]) -> None:
     object.__setattr__(info, "__class__", _WatchedInfo)
     prepare()
     _watch.split_at_start = _watch.asked
-
-
-# ---- telling samples apart -------------------------------------------------------------------------------------
-
-
-def _print(samples: list[Any]) -> tuple[int, bool]:
-    prints = [_of(sample) for sample in samples]
-    return zlib.crc32(repr(prints).encode()), len(set(prints)) > 1
-
-
-_SEEN = 1 << 16
-"""Bytes of each tensor that are looked at."""
-
-
-def _of(value: Any) -> int:
-    if isinstance(value, Tensor):
-        flat = value.detach().cpu().reshape(-1)[:_SEEN].contiguous()
-        return zlib.crc32(flat.view(torch.uint8).numpy().tobytes(), _text_print(str((value.dtype, tuple(value.shape)))))
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return zlib.crc32(value.reshape(-1)[:_SEEN].tobytes(), _text_print(str((value.dtype, value.shape))))
-    if isinstance(value, dict):
-        return _text_print(repr([(str(key), _of(part)) for key, part in value.items()]))
-    if isinstance(value, list | tuple):
-        return _text_print(repr([_of(part) for part in value]))
-    if isinstance(value, str | bytes | int | float | complex | bool | type(None) | np.generic):
-        return _text_print(repr(value))
-    # Pickled bytes would differ between ranks where sets are in them.
-    content = getattr(value, "tobytes", None)
-    return zlib.crc32(content()[:_SEEN]) if callable(content) else _text_print(type(value).__qualname__)
-
-
-def _text_print(text: str) -> int:
-    return zlib.crc32(text.encode())

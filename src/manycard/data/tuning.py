@@ -150,7 +150,7 @@ class Tuner:
         if not self.settled or not self.tried:
             return ""
         measured = ", ".join(
-            f"{times.share:.0%} with {workers} ({times.seconds_a_batch * 1e3:.3g} ms a batch)"
+            f"{times.share:.0%} of the time with {workers} ({times.seconds_a_batch * 1e3:.3g} ms a batch)"
             for workers, times in sorted(self.tried.items())
         )
-        return f"num_workers={self.workers}: the cards waited for data for {measured}"
+        return f"num_workers={self.workers}: waiting for data took {measured}"

@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate, default_convert
 
 from manycard.data.draws import OwnDraws, SeededSamples, Shard, mix
-from manycard.data.failures import naming_workers, starting_workers
+from manycard.data.failures import naming_workers, starting_workers, watch_workers
 from manycard.data.feed import BatchInfo
 from manycard.data.limits import Checked, read_limits, warn_of_copies, warn_of_cores
 from manycard.data.parts import Refused, cut_part, own_part
@@ -130,6 +130,7 @@ class Walk(ABC):
         self._look_at_the_machine()
         with draws, self._on_device(), starting_workers(loader):
             loaded = iter(loader)
+        watch_workers(loader, loaded)
         try:
             while True:
                 self._check_newest(walk)
