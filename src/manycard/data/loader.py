@@ -250,11 +250,11 @@ class GlobalLoader:
         said = self._tuner.describe()
         if not said and self._tuner.settled and times.waited > _LONG_WAIT and times.share > _LARGE_SHARE:
             whom = f"waiting for {workers} loader workers" if workers else "loading in the script's own process"
-            seconds = times.waited + times.worked
-            said = (
-                f"{times.waited:.0f} of the {seconds:.0f} seconds of epoch {epoch} went into {whom}; "
-                f'num_workers="auto" finds how many workers end it ({cores_for_workers()} cores are there)'
-            )
+            cores, seconds = cores_for_workers(), times.waited + times.worked
+            more = f'num_workers="auto" finds how many end it ({cores} cores are there)'
+            less = f"there are no more than {cores} cores for them, so let a sample cost less (docs/data.md)"
+            said = f"{times.waited:.0f} of the {seconds:.0f} seconds of epoch {epoch} went into {whom}; "
+            said += more if workers < cores else less
         if said and not self._said and self.rank == 0:
             self._said = True
             print(f"manycard: {said}", file=sys.stderr)

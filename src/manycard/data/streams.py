@@ -20,6 +20,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +35,9 @@ from manycard.errors import ManycardError, SettingError
 __all__ = ["Cut", "Head", "Part", "Rest", "StreamReader", "watch_worker"]
 
 _HEAD = 8
-"""Samples that heads are made of, at least."""
+"""Samples that heads are made of, at least ..."""
+_HEAD_BATCHES = 2
+"""... and batches, where the stream gives batches."""
 
 
 class Head(NamedTuple):
@@ -126,9 +129,8 @@ class StreamReader(IterableDataset[Any]):
         samples = iter(self.dataset)
         head = None
         if workers > 1 or self._cut.world_size > 1:
-            first = list(
-                itertools.islice(samples, max(self._cut.batch_size or 1, _HEAD if self._cut.batch_size else 1))
-            )
+            size = self._cut.batch_size
+            first = list(itertools.islice(samples, _HEAD_BATCHES if size is None else max(size, _HEAD)))
             head = Head(*samples_print(first), _watch.splits)
             samples = itertools.chain(first, samples)
         yield from self._parts(samples, head, start, worker, workers)
@@ -162,7 +164,8 @@ class StreamReader(IterableDataset[Any]):
         else:
             own = own_part(len(group), cut.rank, cut.world_size)
             batch = group[own.first : own.first + own.held]
-        batch = cut.collate(batch)
+        with _watch.deaf():
+            batch = cut.collate(batch)
         return batch if isinstance(batch, Refused) else Part(worker, batch, own.held, own.samples, head)
 
 
@@ -208,6 +211,7 @@ class _Watch:
         self.split_at_start = False
         """Whether a worker_init_fn asked."""
         self._seed: int | None = None
+        self._listens = True
 
     @property
     def splits(self) -> bool:
@@ -221,10 +225,21 @@ class _Watch:
 
     def ask(self) -> None:
         """The stream reads how many workers there are: from here on it draws apart from the others."""
+        if not self._listens:
+            return
         self.asked = True
         seed, self._seed = self._seed, None
         if seed is not None:
             seed_draws(seed)
+
+    @contextmanager
+    def deaf(self) -> Iterator[None]:
+        """What is asked inside is not the stream's."""
+        self._listens = False
+        try:
+            yield
+        finally:
+            self._listens = True
 
 
 _watch = _Watch()
@@ -248,5 +263,6 @@ def _unnoticed(info: Any, name: str) -> Any:
 def watch_worker(info: Any, prepare: Callable[[], object]) -> None:
     """Let this worker's info notice who reads it, while `prepare` (a ``worker_init_fn``) runs and ever after."""
     object.__setattr__(info, "__class__", _WatchedInfo)
+    _watch.asked = False
     prepare()
     _watch.split_at_start = _watch.asked

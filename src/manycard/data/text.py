@@ -136,7 +136,8 @@ class _File:
             DataError: it is no longer what it was.
         """
         try:
-            return np.memmap(self.path, dtype=kind, mode="r", offset=self.header, shape=(self.tokens,))
+            mapped = np.memmap(self.path, dtype=kind, mode="r", offset=self.header, shape=(self.tokens,))
+            return mapped.view(np.ndarray)  # slices of a memmap cost more than the copy of a block
         except (OSError, ValueError) as error:
             raise DataError(
                 f"{self.path} has changed since the dataset was made ({error})", fix="make the dataset anew"
@@ -156,6 +157,7 @@ class TokenBlocks(Dataset[tuple[Tensor, Tensor]]):
         self.dtype = dtype
         self.vocab = vocab
         self.pad_last = pad_last
+        self._signed = dtype.kind == "i"
         self._files = list(files)
         self._ends = np.cumsum([file.tokens for file in files])
         self._maps: dict[int, np.ndarray[Any, Any]] = {}
@@ -198,7 +200,7 @@ class TokenBlocks(Dataset[tuple[Tensor, Tensor]]):
             raise IndexError(f"block {index} of {self._blocks}")
         start = index * self.block
         found = self._read(start, min(start + self.block + 1, self.tokens))
-        if self.vocab is not None and (found.max() >= self.vocab or found.min() < 0):
+        if self.vocab is not None and (found.max() >= self.vocab or (self._signed and found.min() < 0)):
             raise self._outside(start, found)
         row = torch.from_numpy(found.astype(np.int64))
         if len(row) > self.block:

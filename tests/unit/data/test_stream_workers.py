@@ -263,3 +263,40 @@ def test_a_stream_that_splits_itself_resumes_with_as_many_workers_only() -> None
     other = GlobalLoader(Unsplit(12), 2, feed=Feed())
     other.load_state_dict(unsplit.state_dict())
     assert [batch for batch, _ in walk(other)] == [[4, 5], [6, 7], [8, 9], [10, 11]]
+
+
+def collate_by_worker(samples: list[int]) -> torch.Tensor:
+    """A collate function that looks at its worker."""
+    info = get_worker_info()
+    assert info is None or info.num_workers == 2
+    return torch.tensor(samples)
+
+
+def test_a_collate_function_that_asks_for_its_worker_splits_nothing() -> None:
+    batches = _epoch(Unsplit(20), 4, num_workers=2, collate_fn=collate_by_worker)
+    assert batches == [list(range(start, start + 4)) for start in range(0, 20, 4)]
+
+
+class Batches(Unsplit):
+    """Gives batches, alike in every worker."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return (torch.arange(start, start + 2) for start in range(0, self.length, 2))
+
+
+class BatchesInVain(Batches):
+    """Asks for its worker, and gives everything all the same."""
+
+    def __iter__(self) -> Iterator[Any]:
+        info: Any = get_worker_info()
+        assert info.num_workers
+        return super().__iter__()
+
+
+def test_streams_of_batches_are_not_repeated_by_workers_either() -> None:
+    expected = [[start, start + 1] for start in range(0, 10, 2)]
+    for world_size in (1, 2):
+        source: Any = DataLoader(Batches(10), batch_size=None, num_workers=2)
+        assert joined([walk(loader) for loader in ranks(source, None, world_size)]) == expected
+    with pytest.raises(SettingError, match="workers 0 and 1 give the same samples of BatchesInVain"):
+        list(GlobalLoader(DataLoader(BatchesInVain(10), batch_size=None, num_workers=2), feed=Feed()))

@@ -112,13 +112,13 @@ class Slow(Augmented):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(("world_size", "persistent"), [(1, True), (2, False)])
 def test_auto_changes_workers_in_the_middle_of_an_epoch_and_no_sample(
-    world_size: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    world_size: int, persistent: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tuning, "_WINDOW_SECONDS", 0.1)
     expected = [joined([walk(loader)]) for loader in ranks(Augmented(160), 4, 1, shuffle=True) for _ in range(2)]
-    tuned = ranks(Slow(160), 4, world_size, shuffle=True, num_workers="auto")
+    tuned = ranks(Slow(160), 4, world_size, shuffle=True, num_workers="auto", persistent_workers=persistent)
     first = joined([walk(loader) for loader in tuned])
     second = joined([walk(loader) for loader in tuned])
     assert [first, second] == expected
