@@ -127,7 +127,7 @@ class GlobalLoader:
             seed=whole_number("seed", seed, 0, "give a number of at least 0"),
             num_workers=num_workers,
             collate_fn=collate_fn,
-            pin_memory=device is not None and device.type == "cuda" if pin_memory is None else pin_memory,
+            pin_memory=pin_memory,
             warn=self.rank == 0,
             settings=dataloader_kwargs,
         )

@@ -69,7 +69,7 @@ def make_source(
     seed: int,
     num_workers: int | str,
     collate_fn: Callable[[list[Any]], Any] | None,
-    pin_memory: bool,
+    pin_memory: bool | None,
     warn: bool,
     settings: dict[str, Any],
 ) -> Source:
@@ -128,7 +128,7 @@ def _refuse_unknown(settings: dict[str, Any]) -> None:
 
 
 def _from_loader(
-    loader: DataLoader[Any], given: dict[str, Any], tuned: bool, *, seed: int, pin_memory: bool, warn: bool
+    loader: DataLoader[Any], given: dict[str, Any], tuned: bool, *, seed: int, pin_memory: bool | None, warn: bool
 ) -> Source:
     """Take over the settings of an existing DataLoader; `tuned`: but for its number of workers."""
     for name, value in given.items():
@@ -147,7 +147,7 @@ def _from_loader(
             stacklevel=2,
         )
     options = {name: getattr(loader, name) for name in _PASSED_ON}
-    options |= {"collate_fn": loader.collate_fn, "pin_memory": pin_memory or loader.pin_memory}
+    options |= {"collate_fn": loader.collate_fn, "pin_memory": loader.pin_memory or pin_memory}
     batch_sampler, sampler = loader.batch_sampler, loader.sampler
     if loader.batch_size is not None:
         batch_sampler = None

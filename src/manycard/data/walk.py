@@ -112,6 +112,9 @@ class Walk(ABC):
 
     def _make_loader(self, dataset: Any, collate: Callable[[Any], Any], **batching: Any) -> DataLoader[Any]:
         options = {**self._source.options, "num_workers": self._reader.workers, "collate_fn": collate}
+        if options["pin_memory"] is None:
+            # Without workers, pinning would be one more copy that the script waits for.
+            options["pin_memory"] = self._reader.workers > 0 and self._on_cuda
         if self._reader.workers:
             options["worker_init_fn"] = StartWorker(options.get("worker_init_fn"))
         elif self._source.workers is None:
@@ -158,8 +161,11 @@ class Walk(ABC):
 
     def _on_device(self) -> AbstractContextManager[object]:
         """The device of the batches is current, so that the thread that pins them belongs to it."""
-        device = self._reader.device
-        return torch.cuda.device(device) if device is not None and device.type == "cuda" else nullcontext()
+        return torch.cuda.device(self._reader.device) if self._on_cuda else nullcontext()
+
+    @property
+    def _on_cuda(self) -> bool:
+        return self._reader.device is not None and self._reader.device.type == "cuda"
 
     def _check_newest(self, walk: int) -> None:
         """Stop a walk whose workers went on to a newer one: it would be given that one's batches."""
