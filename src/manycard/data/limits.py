@@ -15,6 +15,7 @@ The dataset is never read in the script's process for this: what it opens there 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -204,7 +205,9 @@ def warn_of_copies(dataset: Any, workers: int, *, sent: bool) -> None:
     Args:
         sent: whether workers are sent the dataset (spawn, forkserver), and so own its arrays too.
     """
-    each = own_bytes(dataset, arrays=sent)
+    each = 0
+    with contextlib.suppress(Exception):  # an estimate of objects of any kind must end no run
+        each = own_bytes(dataset, arrays=sent)
     everywhere = workers * local_ranks()
     if each * everywhere < _LEAST_TO_SAY:
         return
@@ -232,7 +235,7 @@ def own_bytes(value: Any, *, arrays: bool, depth: int = 5) -> int:
         return (int(value.nbytes) if arrays else 0) + _of_items(items, value.size, arrays, depth)
     if isinstance(value, Tensor):
         return 0
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):  # not any mapping: a file may be one
         pairs = list(itertools.islice(value.items(), _SAMPLED))
         return _size(value) + _of_items([part for pair in pairs for part in pair], 2 * len(value), arrays, depth)
     if isinstance(value, list | tuple | set | frozenset):

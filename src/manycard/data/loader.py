@@ -43,7 +43,9 @@ __all__ = ["GlobalLoader"]
 _LONG_WAIT = 5.0
 """Seconds of an epoch from which on waiting is worth a word ..."""
 _LARGE_SHARE = 0.3
-"""... if they are more than this much of it."""
+"""... if they are more than this much of it ..."""
+_FEW_BATCHES = 20
+"""... and not the start of workers, which so few batches would not outweigh."""
 
 
 @dataclass
@@ -248,7 +250,8 @@ class GlobalLoader:
         """After an epoch: what "auto" has found, or that the epoch waited long for data; once."""
         times, workers = self._tuner.waiting, self._tuner.workers
         said = self._tuner.describe()
-        if not said and self._tuner.settled and times.waited > _LONG_WAIT and times.share > _LARGE_SHARE:
+        long = times.waited > _LONG_WAIT and times.share > _LARGE_SHARE and times.batches >= _FEW_BATCHES
+        if not said and self._tuner.settled and long:
             whom = f"waiting for {workers} loader workers" if workers else "loading in the script's own process"
             cores, seconds = cores_for_workers(), times.waited + times.worked
             more = f'num_workers="auto" finds how many end it ({cores} cores are there)'
@@ -358,8 +361,8 @@ class GlobalLoader:
         try:
             position = _Position(int(state["epoch"]), int(state["batches"]), state["order"])
             seed = int(state["seed"])
-            then = {name: state[name] for name in self._settings()}
-            workers = then.pop("num_workers")
+            then = {name: state[name] for name in self._settings() if name != "num_workers"}
+            workers = state.get("num_workers")
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"this is not the state of a loader ({type(error).__name__}: {error})",
@@ -381,3 +384,4 @@ class GlobalLoader:
                     )
         self._seed = seed
         self._position = position
+        self._walk.resumes_split = workers is not None

@@ -7,6 +7,7 @@ that is neither a number, a text, an array nor a nesting of those, only its type
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ def content_print(value: Any) -> int:
         return zlib.crc32(flat.view(torch.uint8).numpy().tobytes(), _of_text(f"{value.dtype}{tuple(value.shape)}"))
     if isinstance(value, np.ndarray) and value.dtype != object:
         return zlib.crc32(value.reshape(-1)[:_SEEN].tobytes(), _of_text(f"{value.dtype}{value.shape}"))
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return _of_text(repr([(str(key), content_print(part)) for key, part in value.items()]))
     if isinstance(value, list | tuple):
         return _of_text(repr([content_print(part) for part in value]))

@@ -70,6 +70,8 @@ class StreamWalk(Walk):
             for item in items:
                 check.see(item)
                 self._splits = check.splits
+                if start and check.splits and not self.resumes_split:
+                    raise self._resumed_apart(start)
                 if isinstance(item, Rest):
                     rests.append(item)
                 elif check.splits and unread:
@@ -90,6 +92,15 @@ class StreamWalk(Walk):
                 f"{start}",
                 fix="resume with the stream that the checkpoint was made with",
             )
+
+    def _resumed_apart(self, start: int) -> SettingError:
+        return SettingError(
+            "num_workers",
+            self._reader.workers,
+            f"the checkpoint was made {start} batches into an epoch that one process read, and "
+            f"{type(self._source.dataset).__name__} splits itself over workers, which is another order",
+            fix="resume with num_workers=1, or start an epoch anew with set_epoch",
+        )
 
     def _left_over(self, rests: list[Rest], key: int) -> Iterator[_Own]:
         """Batches of the samples that filled none in their worker."""

@@ -6,7 +6,8 @@ Behaviour:
     * "auto" starts without workers. After a window of batches it goes on where cards wait for more than 5 % of the
       time: to as many workers as the measured times call for, then to twice as many, never more than this rank's share
       of the cores. Where more workers didn't make batches come at least 5 % faster, it goes back to the number before,
-      so a disk or a library that is slower with company ends the search.
+      so a disk or a library that is slower with company ends the search. An epoch that waits for more than 10 % of its
+      time with what was enough opens it again.
     * A change comes between two batches. Loaders walk on from the number of the next global batch, and what a sample
       draws depends on its place, so no sample is lost, repeated or drawn otherwise. What workers had read ahead is
       read again.
@@ -23,10 +24,13 @@ __all__ = ["Tuner", "Waiting"]
 
 _ENOUGH = 0.05
 """The part of the time that cards may wait."""
+_NO_LONGER_ENOUGH = 0.1
+"""A whole epoch with more than this opens the search again."""
 _WORTH = 0.95
 """More workers must bring the time of a batch below this much of what it was."""
 _WINDOW_BATCHES = 8
 _WINDOW_SECONDS = 0.5
+_FIRST_STEPS = 3
 
 
 @dataclass
@@ -72,6 +76,8 @@ class Tuner:
         self._ahead = ahead
         self._window = Waiting()
         self._skip = 0
+        self._counts = False
+        self._quiet = False
         self._before: int | None = None
         self._mark = time.perf_counter()
 
@@ -80,8 +86,8 @@ class Tuner:
         if epoch:
             self.waiting = Waiting()
         self._window = Waiting()
-        # Workers start, and what they read before the first batch is asked for comes for nothing.
-        self._skip = 1 + self.workers * self._ahead
+        # First steps compile and allocate; workers start, and what they have read by then comes for nothing.
+        self._skip = _FIRST_STEPS + self.workers * self._ahead
         self._mark = time.perf_counter()
 
     def asked(self) -> None:
@@ -90,12 +96,11 @@ class Tuner:
 
     def handed(self) -> None:
         """The script is given a batch."""
+        self._counts = self._skip == 0
+        self._skip = max(self._skip - 1, 0)
         self._add(waited=self._lap())
         self.waiting.batches += 1
-        if self._skip:
-            self._skip -= 1
-        else:
-            self._window.batches += 1
+        self._window.batches += self._counts
 
     def _lap(self) -> float:
         now = time.perf_counter()
@@ -103,7 +108,7 @@ class Tuner:
         return seconds
 
     def _add(self, waited: float = 0.0, worked: float = 0.0) -> None:
-        for times in (self.waiting, self._window)[: 1 if self._skip else 2]:
+        for times in (self.waiting, self._window)[: 2 if self._counts else 1]:
             times.waited += waited
             times.worked += worked
 
@@ -116,7 +121,7 @@ class Tuner:
         Returns:
             Whether `workers` has changed.
         """
-        if self.settled:
+        if self.settled and not (ended and self._grew_loud()):
             return False
         window = self._window
         full = window.batches >= _WINDOW_BATCHES and window.waited + window.worked >= _WINDOW_SECONDS
@@ -129,19 +134,27 @@ class Tuner:
         self._window = Waiting()
         return self.workers != before
 
+    def _grew_loud(self) -> bool:
+        """Whether a number that was enough is so no longer, by the epoch that has ended."""
+        times = self.waiting
+        loud = self._quiet and times.batches >= _WINDOW_BATCHES and times.share > _NO_LONGER_ENOUGH
+        if loud:
+            self.settled, self._before = False, None
+        return loud
+
     def _next(self, now: Waiting) -> int:
         """The number of workers to go on with; settles where there is nothing to gain."""
         before = None if self._before is None else self.tried[self._before]
         if before is not None and now.seconds_a_batch > before.seconds_a_batch * _WORTH:
-            self.settled = True
+            self.settled, self._quiet = True, False
             return self._before or 0
         if now.share <= _ENOUGH or self.workers >= self._most:
-            self.settled = True
+            self.settled, self._quiet = True, now.share <= _ENOUGH
             return self.workers
         self._before = self.workers
         if self.workers == 0:
             # One process loads a batch while the script works on another: that many at once end the waiting.
-            needed = math.ceil(now.waited / max(now.worked, 1e-9))
+            needed = math.ceil(now.waited / max(now.worked, 1e-9) - _ENOUGH)
             return max(min(needed, self._most), 1)
         return min(self.workers * 2, self._most)
 

@@ -97,6 +97,8 @@ class Walk(ABC):
         self._shares_workers = reader.workers > 0 and bool(source.options.get("persistent_workers"))
         self._may_draw = True
         self._walks = 0
+        self.resumes_split = True
+        """Whether the place of a checkpoint was counted in the order of as many workers as there are."""
         usual = default_convert if source.whole_items else default_collate
         self._collate = Checked(source.options.get("collate_fn") or usual)
 

@@ -165,6 +165,8 @@ class Parallel:
         seed = settings.pop("seed", self.seed)
         if "num_workers" not in settings:
             settings["num_workers"] = settings.pop("workers", 0)
+        if self.device.type == "cuda" and not to_card and settings["num_workers"] != 0:
+            settings.setdefault("pin_memory", True)  # the step copies from it
         return GlobalLoader(
             dataset,
             batch_size,

@@ -166,7 +166,7 @@ class DistributedStrategy(ProcessStrategy):
         self._compared = True
         info = self.feed.current
         handed_out = info is not None and info.held == count_samples(batch)
-        prints = self.peers.gather_objects(None if handed_out else content_print(batch))
+        prints = self.peers.gather_objects(None if handed_out else content_print(list(tensors_in(batch))))
         same = [str(rank) for rank, value in enumerate(prints) if value is not None and value == prints[0]]
         if len(same) > 1 and self.peers.rank == 0:
             warnings.warn(

@@ -258,6 +258,13 @@ def test_a_stream_that_splits_itself_resumes_with_as_many_workers_only() -> None
     for workers in (0, 1, 3):
         with pytest.raises(SettingError, match=rf"num_workers={workers}: the checkpoint was made with 2"):
             GlobalLoader(Stream(12), 2, num_workers=workers, feed=Feed()).load_state_dict(loader.state_dict())
+    for workers in (0, 1):
+        alone = GlobalLoader(Stream(12), 2, num_workers=workers, feed=Feed())
+        walk(alone, 2)
+        spread = GlobalLoader(Stream(12), 2, num_workers=2, feed=Feed())
+        spread.load_state_dict(alone.state_dict())
+        with pytest.raises(SettingError, match="2 batches into an epoch that one process read, and Stream splits"):
+            walk(spread)
     unsplit = GlobalLoader(Unsplit(12), 2, num_workers=2, feed=Feed())
     walk(unsplit, 2)
     other = GlobalLoader(Unsplit(12), 2, feed=Feed())
