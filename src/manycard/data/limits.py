@@ -65,7 +65,7 @@ class Limits:
 
     def refuse(self, batch: Any) -> SettingError | None:
         """The error that batches like `batch` would end in; None where they fit."""
-        tensors = [each for each in _arrays(batch) if isinstance(each, Tensor) and each.device.type == "cpu"]
+        tensors = [each for each in _arrays(batch) if isinstance(each, Tensor)]
         held = self.workers * self.prefetch
         size = sum(math.ceil(max(each.nbytes, 1) / _PAGE) * _PAGE for each in tensors)
         return self._refuse_size(held, size) or self._refuse_files(held, len(tensors))

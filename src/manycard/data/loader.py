@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from manycard.data.feed import BatchInfo, Feed
-from manycard.data.limits import cores_for_workers
+from manycard.data.limits import cores_for_workers, read_limits
 from manycard.data.order import SamplerOrder, fingerprint
 from manycard.data.sampler import EpochOrder, GlobalBatchSampler, whole_number
 from manycard.data.source import Source, make_source
@@ -39,13 +39,6 @@ from manycard.data.walk import ItemWalk, Reader, ShardWalk, Walk
 from manycard.errors import CheckpointError, SettingError
 
 __all__ = ["GlobalLoader"]
-
-_LONG_WAIT = 5.0
-"""Seconds of an epoch from which on waiting is worth a word ..."""
-_LARGE_SHARE = 0.3
-"""... if they are more than this much of it ..."""
-_FEW_BATCHES = 20
-"""... and not the start of workers, which so few batches would not outweigh."""
 
 
 @dataclass
@@ -134,8 +127,8 @@ class GlobalLoader:
             settings=dataloader_kwargs,
         )
         self._seed = self._agree_on_seed(self._source)
-        ahead = self._source.options.get("prefetch_factor") or 2
-        self._tuner = Tuner(self._source.workers, cores_for_workers(), ahead)
+        self._ahead = self._source.options.get("prefetch_factor") or 2
+        self._tuner = Tuner(self._source.workers, cores_for_workers(), self._ahead)
         self._walk = self._make_walk()
         self._position = _Position(0)
         self._said = False
@@ -201,20 +194,24 @@ class GlobalLoader:
         walk = self._batches(position, order)
         try:
             while not position.finished:
-                for batch, info in walk:
-                    position.batches += 1
-                    self.feed.current = shown = info
-                    self._tuner.handed()
-                    yield batch
-                    self._tuner.asked()
-                    if self._tuner.decide(ended=info.last) and not info.last:
-                        walk.close()
-                        walk = self._batches(position, order)
-                        self._tuner.begin(epoch=False)
-                        break
-                else:
-                    position.finished = True
-            self._say_waiting(position.epoch)
+                try:
+                    for batch, info in walk:
+                        position.batches += 1
+                        self.feed.current = shown = info
+                        self._tuner.handed()
+                        yield batch
+                        self._tuner.asked()
+                        if self._tune(batch, info) and not info.last:
+                            break
+                    else:
+                        position.finished = True
+                        continue
+                except SettingError as error:
+                    self._do_without_workers(error)
+                walk.close()
+                walk = self._batches(position, order)
+                self._tuner.begin(epoch=False)
+            self._say(self._tuner.describe(position.epoch))
         except GeneratorExit:
             position.finished = shown is not None and shown.last
             raise
@@ -223,6 +220,20 @@ class GlobalLoader:
             # Another loader's batch may have been handed out meanwhile; it is not this one's to clear.
             if self.feed.current is shown:
                 self.feed.current = None
+
+    def _tune(self, batch: Any, info: BatchInfo) -> bool:
+        """Whether there should be another number of workers from here on."""
+        if not self._tuner.decide(ended=info.last):
+            return False
+        limits = read_limits(self._tuner.workers, self._ahead)
+        return limits.refuse(batch) is None or self._tuner.take_back()
+
+    def _do_without_workers(self, error: SettingError) -> None:
+        """Workers that "auto" chose can't start: go on without; workers that were asked for are an error."""
+        if self._source.workers is not None or not self._tuner.workers:
+            raise error
+        self._tuner.settle(0)
+        self._say(f"num_workers='auto' goes on without workers: {error}")
 
     def _batches(self, position: _Position, order: EpochOrder) -> Generator[tuple[Any, BatchInfo], None, None]:
         """What is left of an epoch, on its device, loaded by as many workers as there should be now."""
@@ -246,21 +257,11 @@ class GlobalLoader:
             return StreamWalk(self._source, reader)
         return (ItemWalk if self._source.whole_items else ShardWalk)(self._source, reader)
 
-    def _say_waiting(self, epoch: int) -> None:
-        """After an epoch: what "auto" has found, or that the epoch waited long for data; once."""
-        times, workers = self._tuner.waiting, self._tuner.workers
-        said = self._tuner.describe()
-        long = times.waited > _LONG_WAIT and times.share > _LARGE_SHARE and times.batches >= _FEW_BATCHES
-        if not said and self._tuner.settled and long:
-            whom = f"waiting for {workers} loader workers" if workers else "loading in the script's own process"
-            cores, seconds = cores_for_workers(), times.waited + times.worked
-            more = f'num_workers="auto" finds how many end it ({cores} cores are there)'
-            less = f"there are no more than {cores} cores for them, so let a sample cost less (docs/data.md)"
-            said = f"{times.waited:.0f} of the {seconds:.0f} seconds of epoch {epoch} went into {whom}; "
-            said += more if workers < cores else less
-        if said and not self._said and self.rank == 0:
+    def _say(self, words: str) -> None:
+        """Say something about loading, once."""
+        if words and not self._said and self.rank == 0:
             self._said = True
-            print(f"manycard: {said}", file=sys.stderr)
+            print(f"manycard: {words}", file=sys.stderr)
 
     def _order_of(self, position: _Position) -> EpochOrder:
         """The epoch's order, after the checks that ranks and a checkpoint call for."""

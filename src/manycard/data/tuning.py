@@ -11,6 +11,8 @@ Behaviour:
     * A change comes between two batches. Loaders walk on from the number of the next global batch, and what a sample
       draws depends on its place, so no sample is lost, repeated or drawn otherwise. What workers had read ahead is
       read again.
+    * Workers that the machine can't hold (`manycard.data.limits`) are not tried; where workers can't start, loading goes
+      on without, and the loader says why.
     * Ranks decide each for themselves: workers change nothing that others could see.
 """
 
@@ -28,6 +30,12 @@ _NO_LONGER_ENOUGH = 0.1
 """A whole epoch with more than this opens the search again."""
 _WORTH = 0.95
 """More workers must bring the time of a batch below this much of what it was."""
+_LONG_WAIT = 5.0
+"""Seconds of an epoch from which on waiting is worth a word ..."""
+_LARGE_SHARE = 0.3
+"""... if they are more than this much of it ..."""
+_FEW_BATCHES = 20
+"""... and not the start of workers, which so few batches would not outweigh."""
 _WINDOW_BATCHES = 8
 _WINDOW_SECONDS = 0.5
 _FIRST_STEPS = 3
@@ -146,8 +154,8 @@ class Tuner:
         """The number of workers to go on with; settles where there is nothing to gain."""
         before = None if self._before is None else self.tried[self._before]
         if before is not None and now.seconds_a_batch > before.seconds_a_batch * _WORTH:
-            self.settled, self._quiet = True, False
-            return self._before or 0
+            self.settle(self._before or 0)
+            return self.workers
         if now.share <= _ENOUGH or self.workers >= self._most:
             self.settled, self._quiet = True, now.share <= _ENOUGH
             return self.workers
@@ -158,12 +166,32 @@ class Tuner:
             return max(min(needed, self._most), 1)
         return min(self.workers * 2, self._most)
 
-    def describe(self) -> str:
-        """What was measured, in words; empty while nothing is settled or where there was nothing to find."""
-        if not self.settled or not self.tried:
+    def take_back(self) -> bool:
+        """The new number can't be had: stay with the one before. Gives whether that is another than there is: no."""
+        self.settle(self._before or 0)
+        return False
+
+    def settle(self, workers: int) -> None:
+        """End the search."""
+        self.workers, self.settled, self._quiet = workers, True, False
+
+    def describe(self, epoch: int) -> str:
+        """What is worth a word after an epoch: the number that was found, or a long wait; empty otherwise."""
+        if not self.settled:
             return ""
-        measured = ", ".join(
-            f"{times.share:.0%} of the time with {workers} ({times.seconds_a_batch * 1e3:.3g} ms a batch)"
-            for workers, times in sorted(self.tried.items())
-        )
-        return f"num_workers={self.workers}: waiting for data took {measured}"
+        if self.tried:
+            measured = ", ".join(
+                f"{times.share:.0%} of the time with {workers} ({times.seconds_a_batch * 1e3:.3g} ms a batch)"
+                for workers, times in sorted(self.tried.items())
+            )
+            return f"num_workers={self.workers}: waiting for data took {measured}"
+        times = self.waiting
+        if times.waited < _LONG_WAIT or times.share < _LARGE_SHARE or times.batches < _FEW_BATCHES:
+            return ""
+        whom = f"waiting for {self.workers} loader workers" if self.workers else "loading in the script's own process"
+        if self.workers < self._most:
+            advice = f'num_workers="auto" finds how many end it ({self._most} cores are there)'
+        else:
+            advice = f"there are no more than {self._most} cores for them, so let a sample cost less (docs/data.md)"
+        seconds = times.waited + times.worked
+        return f"{times.waited:.0f} of the {seconds:.0f} seconds of epoch {epoch} went into {whom}; {advice}"

@@ -105,6 +105,7 @@ def test_after_a_killed_worker_the_loader_walks_again() -> None:
     assert [sample for batch, _ in walk(loader) for sample in batch] == list(range(12))
 
 
+@pytest.mark.filterwarnings("ignore:Got pickle error")
 def test_what_cannot_be_pickled_is_said_with_the_start_method_and_who_chose_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

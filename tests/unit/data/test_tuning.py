@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import manycard as mc
-from manycard.data import Feed, GlobalLoader, tuning
+from manycard.data import Feed, GlobalLoader, limits, tuning
 from manycard.data.tuning import Tuner
 from manycard.errors import SettingError
 
@@ -78,7 +78,7 @@ def test_workers_are_added_until_the_cards_no_longer_wait_or_the_cores_are_full(
         made.epoch(tuner, 400)
     assert tuner.workers == expected
     assert tuner.settled
-    assert f"num_workers={expected}" in tuner.describe()
+    assert f"num_workers={expected}" in tuner.describe(0)
 
 
 def test_more_workers_that_make_it_slower_are_taken_back(machine: Any) -> None:
@@ -126,7 +126,7 @@ def test_a_number_that_was_given_stays(machine: Any) -> None:
     made = machine(load=0.4, work=0.1, cores=16)
     tuner = Tuner(3, 16, 2)
     assert made.epoch(tuner, 100) == [3] * 100
-    assert tuner.describe() == ""
+    assert tuner.describe(0) == ""
 
 
 class Slow(Augmented):
@@ -151,6 +151,25 @@ def test_auto_changes_workers_in_the_middle_of_an_epoch_and_no_sample(
     assert f"num_workers={tuned[0].num_workers}: waiting for data took" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("ignore:Got pickle error")
+@pytest.mark.parametrize("reason", ["shared memory", "pickling"])
+def test_auto_goes_on_without_workers_that_cannot_be(
+    reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tuning, "_WINDOW_SECONDS", 0.05)
+    more: dict[str, Any] = {}
+    if reason == "pickling":
+        more = {"multiprocessing_context": "spawn", "collate_fn": lambda samples: torch.stack(samples)}
+    else:
+        real = limits.shutil.disk_usage
+        monkeypatch.setattr(limits.shutil, "disk_usage", lambda path: real(path)._replace(free=100))
+    loader = GlobalLoader(Slow(80), 4, num_workers="auto", feed=Feed(), **more)
+    assert joined([walk(loader)]) == joined([walk(GlobalLoader(Augmented(80), 4, feed=Feed()))])
+    assert loader.num_workers == 0
+    said = capsys.readouterr().err
+    assert ("goes on without workers" in said and "pickle" in said) == (reason == "pickling")
+
+
 def test_auto_for_an_existing_dataloader_and_its_other_word() -> None:
     parallel = mc.Parallel("single", cards="cpu:1", seed=1)
     made = parallel.loader(DataLoader(Numbers(6), 2, num_workers=1, prefetch_factor=3), workers="auto")
@@ -173,7 +192,7 @@ def test_auto_gives_a_stream_one_worker_and_so_an_order_that_no_clock_decides() 
 def test_an_epoch_that_waits_long_for_data_says_so_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("manycard.data.loader._LONG_WAIT", 0.05)
+    monkeypatch.setattr(tuning, "_LONG_WAIT", 0.05)
     loader = GlobalLoader(Slow(40), 2, feed=Feed())
     for _ in range(2):
         walk(loader)
