@@ -37,7 +37,13 @@ class StreamWalk(Walk):
 
     def __init__(self, source: Source, reader: Reader) -> None:
         super().__init__(source, reader)
-        cut = Cut(None if source.whole_items else source.batch_size, self._collate, reader.rank, reader.world_size)
+        cut = Cut(
+            None if source.whole_items else source.batch_size,
+            self._collate,
+            reader.rank,
+            reader.world_size,
+            source.drop_last,
+        )
         self._stream = StreamReader(source.dataset, cut, outlives_epochs=self._shares_workers)
         self._loader = self._make_loader(self._stream, as_it_is, batch_size=None)
         self._splits = False
@@ -78,9 +84,8 @@ class StreamWalk(Walk):
                     unread -= 1
                 else:
                     yield item.batch, OwnPart(0, item.held, item.samples)
-        seen = max((rest.batches for rest in rests), default=0)
         if not check.splits:
-            unread = max(start - seen, 0)
+            unread = max(start - max((self._batches_seen(rest) for rest in rests), default=0), 0)
         for own in self._left_over(rests, key):
             if unread:
                 unread -= 1
@@ -92,6 +97,10 @@ class StreamWalk(Walk):
                 f"{start}",
                 fix="resume with the stream that the checkpoint was made with",
             )
+
+    def _batches_seen(self, rest: Rest) -> int:
+        """Batches of a stream that does not split itself, of which every worker sees all."""
+        return rest.batches + (rest.left > 0 and not self._source.drop_last)
 
     def _resumed_apart(self, start: int) -> SettingError:
         return SettingError(
@@ -109,7 +118,7 @@ class StreamWalk(Walk):
             return
         samples: list[Any] = []
         for rest in sorted(rests, key=lambda each: each.worker):
-            samples += pickle.loads(rest.samples) if isinstance(rest.samples, bytes) else rest.samples
+            samples += pickle.loads(rest.samples)
         draws = OwnDraws(mix(key, len(samples))) if reader.workers else nullcontext()
         for start in range(0, len(samples), size):
             group = samples[start : start + size]

@@ -2,7 +2,7 @@
 
 Behaviour:
     * A global batch is made of samples that follow one another. A worker makes this rank's part of it and sends only
-      that; samples left over at the end are sent raw, and joined with those of the other workers.
+      that. What workers of a stream that splits itself have left over is sent raw, and joined.
     * A stream that splits itself by ``get_worker_info()``, in ``__iter__`` or in a ``worker_init_fn``, is left to:
       workers' batches take turns, as under PyTorch. Whether it does is seen: it can't without ``num_workers`` of the
       worker info, and reading that is noticed.
@@ -67,9 +67,9 @@ class Rest(NamedTuple):
     """What a worker sends when its stream has ended."""
 
     worker: int
-    samples: Any
-    """The samples that fill no batch: a list, or in a worker its pickled bytes (tensors sent as such would each hold
-    an open file)."""
+    samples: bytes
+    """Where streams split themselves, the samples that fill no batch, pickled: tensors sent as such would each hold an
+    open file."""
     batches: int
     """Full batches that the worker has seen."""
     left: int
@@ -85,6 +85,7 @@ class Cut(NamedTuple):
     collate: Callable[[Any], Any]
     rank: int
     world_size: int
+    drop_last: bool
 
 
 class StreamReader(IterableDataset[Any]):
@@ -150,17 +151,33 @@ class StreamReader(IterableDataset[Any]):
                 yield Part(worker, None, 0, 0, head)
                 head = None
             elif turn.mine(number):
-                part = self._part(group, worker, head, apart=get_worker_info() is not None)
-                yield part
+                yield self._part(group, worker, head)
                 head = None
             number += 1
-        own = group if turn.owns_rest(number) else []
-        yield Rest(worker, own if get_worker_info() is None else pickle.dumps(own), number, len(group), head)
+        left = len(group)
+        if group and not turn.splits:
+            # It is no other worker's business, and a batch as any.
+            if turn.mine(number) and not self._cut.drop_last:
+                yield self._part(group, worker, head)
+                head = None
+            group = []
+        yield Rest(worker, self._pickled(group), number, left, head)
 
-    def _part(self, group: list[Any], worker: int, head: Head | None, *, apart: bool) -> Any:
+    def _pickled(self, samples: list[Any]) -> bytes:
+        try:
+            return pickle.dumps(samples)
+        except Exception as error:
+            raise SettingError(
+                "dataset",
+                type(self.dataset).__name__,
+                f"its workers have samples left over that fill no batch, and those can't be sent to be joined: {error}",
+                fix="let it give samples that can be pickled, or use num_workers=1",
+            ) from error
+
+    def _part(self, group: list[Any], worker: int, head: Head | None) -> Any:
         cut = self._cut
         if cut.batch_size is None:
-            batch, own = cut_part(group[0], cut.rank, cut.world_size, apart=apart)
+            batch, own = cut_part(group[0], cut.rank, cut.world_size, apart=get_worker_info() is not None)
         else:
             own = own_part(len(group), cut.rank, cut.world_size)
             batch = group[own.first : own.first + own.held]
@@ -180,10 +197,6 @@ class _Turn(NamedTuple):
     def mine(self, number: int) -> bool:
         """Whether this worker makes its batch `number`: all of them, where the stream splits itself."""
         return self.splits or (number >= self.start and (number - self.start) % self.workers == self.worker)
-
-    def owns_rest(self, number: int) -> bool:
-        """Whether this worker sends what is left after its `number` batches."""
-        return self.splits or (number - self.start) % self.workers == self.worker
 
     def used(self, number: int) -> bool:
         """Whether a batch of a stream that splits itself was surely used before; the rest is counted in the script's

@@ -11,8 +11,8 @@ Behaviour:
     * A change comes between two batches. Loaders walk on from the number of the next global batch, and what a sample
       draws depends on its place, so no sample is lost, repeated or drawn otherwise. What workers had read ahead is
       read again.
-    * Workers that the machine can't hold (`manycard.data.limits`) are not tried; where workers can't start, loading goes
-      on without, and the loader says why.
+    * Workers that the machine can't hold (`manycard.data.limits`) are not tried; where workers can't start, loading
+      goes on without, and the loader says why.
     * Ranks decide each for themselves: workers change nothing that others could see.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -307,3 +308,30 @@ def test_streams_of_batches_are_not_repeated_by_workers_either() -> None:
         assert joined([walk(loader) for loader in ranks(source, None, world_size)]) == expected
     with pytest.raises(SettingError, match="workers 0 and 1 give the same samples of BatchesInVain"):
         list(GlobalLoader(DataLoader(BatchesInVain(10), batch_size=None, num_workers=2), feed=Feed()))
+
+
+class Opaque(Unsplit):
+    """Samples that nobody can pickle."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return (lambda number=number: number for number in range(self.length))
+
+
+class OpaqueParts(Opaque):
+    """The same, split."""
+
+    def __iter__(self) -> Iterator[Any]:
+        info: Any = get_worker_info()
+        return itertools.islice(super().__iter__(), info.id, None, info.num_workers)
+
+
+def _called(samples: list[Any]) -> torch.Tensor:
+    return torch.tensor([sample() for sample in samples])
+
+
+def test_samples_that_cannot_be_sent_are_joined_in_their_worker_or_named() -> None:
+    assert _epoch(Opaque(8), 3, num_workers=2, collate_fn=_called) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    with pytest.raises(
+        SettingError, match="workers have samples left over that fill no batch, and those can't be sent"
+    ):
+        _epoch(OpaqueParts(8), 3, num_workers=2, collate_fn=_called)
