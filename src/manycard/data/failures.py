@@ -28,9 +28,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from manycard.errors import DataError, ManycardError, SettingError
+from manycard.errors import DataError, SettingError
 
-__all__ = ["naming_workers", "starting_workers", "watch_workers"]
+__all__ = ["starting_workers", "watch_workers", "worker_failure"]
 
 _HOW = {
     signal.SIGKILL: "which is what the kernel does when memory has run out",
@@ -108,26 +108,18 @@ def _on_child(handler: Callable[[int, Any], Any], signum: int, frame: Any) -> No
         raise
 
 
-@contextmanager
-def naming_workers(loader: DataLoader[Any], loaded: Any) -> Iterator[None]:
-    """Say which worker has failed, and how.
+def worker_failure(loader: DataLoader[Any], loaded: Any, error: Exception) -> DataError | None:
+    """What an error of PyTorch's means: which worker has failed, and how, or why its batches can't be received.
 
     Args:
         loader: whose workers they are.
-        loaded: the iterator that is asked for a batch inside.
+        loaded: the iterator that was asked for a batch.
+        error: what it raised.
 
-    Raises:
-        DataError: a worker has ended, or its batches can't be received.
+    Returns:
+        None where it is no failure of a worker's.
     """
-    try:
-        yield
-    except ManycardError:
-        raise
-    except (RuntimeError, OSError) as error:
-        found = _worker_error(loader, loaded, error) or _exhausted(error)
-        if found is None:
-            raise
-        raise found from error
+    return _worker_error(loader, loaded, error) or _exhausted(error)
 
 
 def _worker_error(loader: DataLoader[Any], loaded: Any, error: Exception) -> DataError | None:

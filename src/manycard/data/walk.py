@@ -13,6 +13,7 @@ without any gets one of its samples as a stand-in that counts 0, so that every r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
@@ -22,10 +23,10 @@ import torch
 from torch.utils.data import DataLoader, default_collate, default_convert
 
 from manycard.data.draws import OwnDraws, SeededSamples, Shard, mix
-from manycard.data.failures import naming_workers, starting_workers, watch_workers
+from manycard.data.failures import starting_workers, watch_workers, worker_failure
 from manycard.data.feed import BatchInfo
 from manycard.data.limits import Checked, read_limits, warn_of_copies, warn_of_cores
-from manycard.data.parts import Refused, cut_part, own_part
+from manycard.data.parts import OwnPart, Refused, cut_part, own_part
 from manycard.data.sampler import EpochOrder
 from manycard.data.source import Source
 from manycard.data.start import StartWorker
@@ -65,19 +66,22 @@ class ShardOrder:
         self._order: EpochOrder = ()
         self._start = 0
         self._key = 0
+        self._asked: deque[OwnPart] = deque()
 
-    def aim(self, order: EpochOrder, start: int, key: int) -> None:
-        """Set what the next iteration gives."""
-        self._order, self._start, self._key = order, start, key
+    def aim(self, order: EpochOrder, start: int, key: int) -> deque[OwnPart]:
+        """Set what the next iteration gives; what comes back is filled with the part of each shard it asks for."""
+        self._order, self._start, self._key, self._asked = order, start, key, deque()
+        return self._asked
 
     def __iter__(self) -> Iterator[Shard]:
         # Arguments are bound now, before workers ask: a later aim is not this iteration's.
-        return self._shards(self._order, self._start, self._key)
+        return self._shards(self._order, self._start, self._key, self._asked)
 
-    def _shards(self, order: EpochOrder, start: int, key: int) -> Iterator[Shard]:
+    def _shards(self, order: EpochOrder, start: int, key: int, asked: deque[OwnPart]) -> Iterator[Shard]:
         for number in range(start, len(order)):
             batch = order[number]
             part = own_part(len(batch), self.rank, self.world_size)
+            asked.append(part)
             indices = list(batch[part.first : part.first + part.held])
             yield Shard(key, number << _BATCH_BITS | part.first, indices)
 
@@ -139,13 +143,18 @@ class Walk(ABC):
         try:
             while True:
                 self._check_newest(walk)
-                with draws, naming_workers(loader, loaded):
+                with draws:
                     item = next(loaded, _END)
                 if item is _END:
                     return
                 if isinstance(item, Refused):
                     raise item.error
                 yield item
+        except (RuntimeError, OSError) as error:
+            failure = worker_failure(loader, loaded, error)
+            if failure is None:
+                raise
+            raise failure from error
         finally:
             if not self._shares_workers:
                 _end_workers(loaded)
@@ -200,11 +209,11 @@ class ShardWalk(Walk):
 
     def batches(self, epoch: int, start: int, seed: int, order: EpochOrder) -> Batches:
         key, reader = mix(seed, epoch), self._reader
-        self._shards.aim(order, start, key)
+        asked = self._shards.aim(order, start, key)
         self._worker_seeds.manual_seed(mix(key, reader.rank) >> 1)
         with closing(self._items(key)) as items:
             for number, batch in enumerate(items, start):
-                part = own_part(len(order[number]), reader.rank, reader.world_size)
+                part = asked.popleft()
                 yield batch, BatchInfo(part.held, part.samples, number == len(order) - 1)
 
 
