@@ -103,11 +103,39 @@ def report(title: str, samples: int, ways: dict[str, Callable[[], Any]], rounds:
         print(f"  {name:44}{rate:14,.0f} a second{cores:12,.3f} us of a core each")
 
 
+class Stored(Dataset[Any]):
+    """Samples that a storage takes 4 ms to give."""
+
+    def __len__(self) -> int:
+        return 1600
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.004)
+        return torch.tensor(float(index))
+
+
+def measured_workers(rounds: int) -> None:
+    """Epochs of a script whose steps take 40 ms; "auto" searches in the first."""
+    times: dict[tuple[str, int], list[float]] = {}
+    for _ in range(rounds):
+        for workers in ("0", "auto", "2"):
+            loader = ours(Stored(), 16, num_workers=workers if workers == "auto" else int(workers))
+            for epoch in range(2):
+                start = time.perf_counter()
+                for _ in loader:
+                    time.sleep(0.04)
+                times.setdefault((workers, epoch), []).append(time.perf_counter() - start)
+    print("\n100 batches of 16 samples from a slow storage, steps of 40 ms: seconds an epoch")
+    for (workers, epoch), taken in times.items():
+        print(f"  {workers:>4} workers, epoch {epoch}: {statistics.median(taken):.1f}")
+
+
 def main() -> None:
     """Measure everything."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
+    measured_workers(min(rounds, 3))
     torch.set_num_threads(1)
     print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}")
     map_style: dict[str, Callable[[], Any]] = {}
