@@ -5,6 +5,7 @@
     │   ├── CardsError        cards=, --cards, device_ids, CUDA_VISIBLE_DEVICES
     │   └── StrategyError     an unknown strategy, or one that can't do what is asked of it
     ├── ModelError            the module can't be put on several cards as it is written
+    ├── DataError             a data file can't be used, or a process that loads has ended
     ├── BatchError            a batch or an output can't be cut or joined
     ├── LossError             the loss is not what the step can make exact
     ├── OptimizerError        the optimizer doesn't fit the model or the strategy
@@ -26,6 +27,7 @@ __all__ = [
     "BatchError",
     "CardsError",
     "CheckpointError",
+    "DataError",
     "GraphError",
     "LaunchError",
     "LockstepError",
@@ -103,6 +105,10 @@ class StrategyError(SettingError):
 
 class ModelError(ManycardError):
     """The module can't be put on several cards as it is written."""
+
+
+class DataError(ManycardError):
+    """A file of data can't be used as it is, or a process that loads data has ended."""
 
 
 class BatchError(ManycardError):

@@ -2,6 +2,8 @@
 
 from manycard.data.feed import BatchInfo, Feed
 from manycard.data.loader import GlobalLoader
+from manycard.data.prints import content_print
 from manycard.data.sampler import GlobalBatchSampler
+from manycard.data.text import TokenBlocks, tokens
 
-__all__ = ["BatchInfo", "Feed", "GlobalBatchSampler", "GlobalLoader"]
+__all__ = ["BatchInfo", "Feed", "GlobalBatchSampler", "GlobalLoader", "TokenBlocks", "content_print", "tokens"]

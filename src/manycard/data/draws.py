@@ -7,7 +7,7 @@ Behaviour:
       ``worker_init_fn`` that gives every worker the same seed does no harm.
     * A dataset that fetches a whole batch at once (``__getitems__``) is seeded once for each shard: its draws
       repeat from one seed too, and depend on how the batch is cut.
-    * A stream is seeded once an epoch in each worker, alike on all ranks: ranks must see one stream to cut it.
+    * A stream is seeded once an epoch in each worker, alike on all ranks (`manycard.data.streams`).
     * In the script's own process (``num_workers=0``) the process's random state is put back after each batch.
       Loading data never moves the sequence that dropout or initialisation draws from.
 
@@ -18,15 +18,17 @@ it is copied into every worker with its state, and is the dataset's own to seed.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
+from torch.utils.data import Dataset, Subset, TensorDataset, get_worker_info
 
-__all__ = ["OwnDraws", "SeededSamples", "SeededStream", "Shard", "StartWorker", "mix", "seed_draws"]
+from manycard.data.parts import Refused
+from manycard.errors import ManycardError
+
+__all__ = ["OwnDraws", "SeededSamples", "Shard", "mix", "place_seed", "seed_draws"]
 
 _WORD = (1 << 64) - 1
 
@@ -37,7 +39,7 @@ def mix(*words: int) -> int:
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
 
-def _of_place(key: int, place: int) -> int:
+def place_seed(key: int, place: int) -> int:
     """The seed at `place` of the sequence `key` (the finaliser of SplitMix64; `mix` would cost 12 us a sample)."""
     word = (key + (place + 1) * 0x9E3779B97F4A7C15) & _WORD
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
@@ -114,27 +116,46 @@ class SeededSamples(Dataset[Any]):
         self._at_once = _fetches_batches(dataset)
 
     def __getitem__(self, shard: Shard) -> Any:
-        seed_draws(_of_place(shard.key, shard.place))
-        return self.dataset[shard.indices[0]]
+        try:
+            seed_draws(place_seed(shard.key, shard.place))
+            return self.dataset[shard.indices[0]]
+        except ManycardError as error:
+            return _sent_whole(error)
 
     def __getitems__(self, shard: Shard) -> Any:
+        try:
+            return self._samples(shard)
+        except ManycardError as error:
+            return _sent_whole(error)
+
+    def _samples(self, shard: Shard) -> Any:
         if not self.draws:
             return [self.dataset[index] for index in shard.indices]
         if self._at_once:
-            seed_draws(_of_place(shard.key, shard.place))
+            seed_draws(place_seed(shard.key, shard.place))
             return self.dataset.__getitems__(shard.indices)
         samples = []
         for place, index in enumerate(shard.indices, shard.place):
-            seed_draws(_of_place(shard.key, place))
+            seed_draws(place_seed(shard.key, place))
             samples.append(self.dataset[index])
         return samples
 
 
+def _sent_whole(error: ManycardError) -> Refused:
+    """In a worker, the error as it is; PyTorch would make another one from its text. Elsewhere it is raised."""
+    if get_worker_info() is None:
+        raise error
+    return Refused(error)
+
+
 def _never_draws(dataset: Any) -> bool:
-    """Whether seeding would be in vain: it takes 11 us a sample, more than a TensorDataset takes to give one."""
+    """Whether seeding would be in vain: it takes 11 us a sample, more than a TensorDataset takes to give one.
+
+    A dataset says so of itself by a class attribute ``never_draws = True``.
+    """
     while type(dataset) is Subset:
         dataset = dataset.dataset
-    return type(dataset) in (TensorDataset, list, tuple, range)
+    return type(dataset) in (TensorDataset, list, tuple, range) or getattr(type(dataset), "never_draws", False) is True
 
 
 def _fetches_batches(dataset: Any) -> bool:
@@ -142,49 +163,3 @@ def _fetches_batches(dataset: Any) -> bool:
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return bool(getattr(dataset, "__getitems__", None))
-
-
-class SeededStream(IterableDataset[Any]):
-    """An iterable whose draws depend on nothing but the epoch and the worker.
-
-    A dataset with a ``set_epoch`` method (Hugging Face's streams) is told the epoch.
-
-    Args:
-        dataset: any iterable that can be walked again and again.
-        outlives_epochs: whether workers do, so that they must be told the epoch through shared memory.
-    """
-
-    def __init__(self, dataset: Any, *, outlives_epochs: bool) -> None:
-        self.dataset = dataset
-        self._epoch_and_key = torch.zeros(2, dtype=torch.int64)
-        if outlives_epochs:
-            self._epoch_and_key.share_memory_()  # type: ignore[no-untyped-call]
-
-    def start(self, epoch: int, key: int) -> None:
-        """Set the epoch, and the seed of its draws, that the next walk over the stream belongs to."""
-        self._epoch_and_key.copy_(torch.tensor([epoch, key >> 1]))
-
-    def __iter__(self) -> Iterator[Any]:
-        epoch, key = self._epoch_and_key.tolist()
-        worker = get_worker_info()
-        seed_draws(_of_place(key, worker.id if worker is not None else 0))
-        follow = getattr(self.dataset, "set_epoch", None)
-        if callable(follow):
-            follow(epoch)
-        return iter(self.dataset)
-
-
-class StartWorker:
-    """What runs first in each worker: the user's ``worker_init_fn``, to which ``get_worker_info()`` shows the
-    user's own dataset, not manycard's around it."""
-
-    def __init__(self, user: Callable[[int], object] | None) -> None:
-        self._user = user
-
-    def __call__(self, worker: int) -> None:
-        info = get_worker_info()
-        # WorkerInfo is frozen; its own dataset is what functions given as worker_init_fn open files on.
-        if info is not None and isinstance(info.dataset, SeededSamples | SeededStream):
-            object.__setattr__(info, "dataset", info.dataset.dataset)
-        if self._user is not None:
-            self._user(worker)

@@ -11,24 +11,31 @@ Behaviour:
     * Its state is a number of global batches handed out, so it can be restored on any number of cards. What workers
       have read ahead does not count. Leaving an epoch early (``break``) leaves the state in the middle of it: restored,
       it goes on with the batch after; leaving at its last batch ends it.
-    * A stream (an iterable dataset) is read whole by every rank, which keeps its cut: right without splitting code,
-      at the cost of reading everything on every rank. It must give the same samples on every rank; draws from
-      ``random``, ``numpy.random`` and ``torch`` do, draws from a generator of the dataset's own may not.
-      Its workers split it or repeat it as they do under PyTorch.
-    * If a sampler of the user's draws different orders on the ranks, and ranks can compare, all of them raise.
+    * A stream (an iterable dataset) is read whole by every rank, which keeps its part of each global batch; workers
+      share it out without repeating a sample (`manycard.data.stream_walk`).
+    * If a sampler of the user's, or a stream, differs between ranks, and ranks can compare, all of them raise.
+    * What the machine lacks for workers, and workers that end, give errors that say so (`manycard.data.limits`,
+      `manycard.data.failures`). An epoch that waited long for data says so once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from manycard.data.feed import BatchInfo, Feed
+from manycard.data.limits import cores_for_workers, read_limits
 from manycard.data.order import SamplerOrder, fingerprint
 from manycard.data.sampler import EpochOrder, GlobalBatchSampler, whole_number
 from manycard.data.source import Source, make_source
-from manycard.data.walk import make_walk
+from manycard.data.stream_walk import StreamWalk
+from manycard.data.transfer import make_transfer, sent_ahead
+from manycard.data.tuning import Tuner
+from manycard.data.walk import ItemWalk, Reader, ShardWalk, Walk
 from manycard.errors import CheckpointError, SettingError
 
 __all__ = ["GlobalLoader"]
@@ -61,10 +68,11 @@ class GlobalLoader:
         rank: which process this is.
         world_size: how many processes share each global batch.
         feed: is told about each batch handed out.
-        num_workers: processes that load; 0 loads in this one.
+        num_workers: processes that load; 0 loads in this one; ``"auto"`` starts without and adds as many as end the
+            waiting (`manycard.data.tuning`).
         collate_fn: joins samples to a batch; None for PyTorch's.
-        pin_memory: copy batches to pinned memory.
-        move: applied to each batch before it is handed out.
+        pin_memory: copy batches to pinned memory; None does where workers load for a CUDA card.
+        device: where batches are moved before they are handed out; None leaves them on the host.
         gather_objects: every rank's value, by rank. Where it is given, ranks take rank 0's seed and check that
             they agree on the dataset's length and on orders that come from a sampler of the user's.
         dataloader_kwargs: further settings of PyTorch's DataLoader: ``sampler``, ``batch_sampler``, ``generator``,
@@ -92,10 +100,10 @@ class GlobalLoader:
         rank: int = 0,
         world_size: int = 1,
         feed: Feed,
-        num_workers: int = 0,
+        num_workers: int | str = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        pin_memory: bool = False,
-        move: Callable[[Any], Any] | None = None,
+        pin_memory: bool | None = None,
+        device: torch.device | None = None,
         gather_objects: Callable[[Any], list[Any]] | None = None,
         **dataloader_kwargs: Any,
     ) -> None:
@@ -104,7 +112,7 @@ class GlobalLoader:
         if self.rank >= self.world_size:
             raise SettingError("rank", rank, f"there are {world_size} ranks", fix="count ranks from 0")
         self.feed = feed
-        self._move = move
+        self._transfer = make_transfer(device)
         self._gather = gather_objects if self.world_size > 1 else None
         self._source = make_source(
             dataset,
@@ -119,8 +127,11 @@ class GlobalLoader:
             settings=dataloader_kwargs,
         )
         self._seed = self._agree_on_seed(self._source)
-        self._walk = make_walk(self._source, self.rank, self.world_size)
+        self._ahead = self._source.options.get("prefetch_factor") or 2
+        self._tuner = Tuner(self._source.workers, cores_for_workers(), self._ahead)
+        self._walk = self._make_walk()
         self._position = _Position(0)
+        self._said = False
 
     # ---- what it walks -------------------------------------------------------------------------------------
 
@@ -143,6 +154,16 @@ class GlobalLoader:
     def epoch(self) -> int:
         """The epoch of the newest iteration; before the first, the one that it will walk."""
         return self._position.epoch
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that load, as of now."""
+        return self._tuner.workers
+
+    @property
+    def waiting(self) -> float:
+        """Which part of the newest epoch's time, so far, this process spent in the loader and not in the script."""
+        return self._tuner.waiting.share
 
     def __len__(self) -> int:
         """Global batches an epoch, the same on every rank.
@@ -168,14 +189,29 @@ class GlobalLoader:
 
     def _hand_out(self, position: _Position) -> Iterator[Any]:
         shown: BatchInfo | None = None
-        walk = self._walk.batches(position.epoch, position.batches, self._seed, self._order_of(position))
+        order = self._order_of(position)
+        self._tuner.begin(epoch=True)
+        walk = self._batches(position, order)
         try:
-            for batch, info in walk:
-                ready = batch if self._move is None else self._move(batch)
-                position.batches += 1
-                self.feed.current = shown = info
-                yield ready
-            position.finished = True
+            while not position.finished:
+                try:
+                    for batch, info in walk:
+                        position.batches += 1
+                        self.feed.current = shown = info
+                        self._tuner.handed()
+                        yield batch
+                        self._tuner.asked()
+                        if self._tune(batch, info) and not info.last:
+                            break
+                    else:
+                        position.finished = True
+                        continue
+                except SettingError as error:
+                    self._do_without_workers(error)
+                walk.close()
+                walk = self._batches(position, order)
+                self._tuner.begin(epoch=False)
+            self._say(self._tuner.describe(position.epoch))
         except GeneratorExit:
             position.finished = shown is not None and shown.last
             raise
@@ -184,6 +220,48 @@ class GlobalLoader:
             # Another loader's batch may have been handed out meanwhile; it is not this one's to clear.
             if self.feed.current is shown:
                 self.feed.current = None
+
+    def _tune(self, batch: Any, info: BatchInfo) -> bool:
+        """Whether there should be another number of workers from here on."""
+        if not self._tuner.decide(ended=info.last):
+            return False
+        limits = read_limits(self._tuner.workers, self._ahead)
+        return limits.refuse(batch) is None or self._tuner.take_back()
+
+    def _do_without_workers(self, error: SettingError) -> None:
+        """Workers that "auto" chose can't start: go on without; workers that were asked for are an error."""
+        if self._source.workers is not None or not self._tuner.workers:
+            raise error
+        self._tuner.settle(0)
+        self._say(f"num_workers='auto' goes on without workers: {error}")
+
+    def _batches(self, position: _Position, order: EpochOrder) -> Generator[tuple[Any, BatchInfo], None, None]:
+        """What is left of an epoch, on its device, loaded by as many workers as there should be now."""
+        if self._tuner.workers != self._walk.workers:
+            self._walk = self._make_walk()
+        walk = self._walk.batches(position.epoch, position.batches, self._seed, order)
+        try:
+            # Loading ahead in this process would only put off the step that waits for the batch in hand.
+            if self._transfer.ahead and self._walk.workers:
+                yield from sent_ahead(walk, self._transfer)
+            else:
+                for batch, info in walk:
+                    yield self._transfer.receive(self._transfer.send(batch)), info
+        finally:
+            walk.close()
+
+    def _make_walk(self) -> Walk:
+        """What walks the source, with as many workers as there should be now."""
+        reader = Reader(self.rank, self.world_size, self._tuner.workers, self._transfer.device, self._gather)
+        if self._source.order is None:
+            return StreamWalk(self._source, reader)
+        return (ItemWalk if self._source.whole_items else ShardWalk)(self._source, reader)
+
+    def _say(self, words: str) -> None:
+        """Say something about loading, once."""
+        if words and not self._said and self.rank == 0:
+            self._said = True
+            print(f"manycard: {words}", file=sys.stderr)
 
     def _order_of(self, position: _Position) -> EpochOrder:
         """The epoch's order, after the checks that ranks and a checkpoint call for."""
@@ -271,6 +349,7 @@ class GlobalLoader:
             "batch_size": self._source.batch_size,
             "shuffle": order.shuffle if isinstance(order, GlobalBatchSampler) else None,
             "drop_last": self._source.drop_last,
+            "num_workers": self._walk.workers if self._walk.splits else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -283,15 +362,20 @@ class GlobalLoader:
         try:
             position = _Position(int(state["epoch"]), int(state["batches"]), state["order"])
             seed = int(state["seed"])
-            then = {name: state[name] for name in self._settings()}
+            then = {name: state[name] for name in self._settings() if name != "num_workers"}
+            workers = state.get("num_workers")
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"this is not the state of a loader ({type(error).__name__}: {error})",
                 fix="give what state_dict() of a loader returned",
             ) from error
         if position.batches:
-            for name, now in self._settings().items():
-                if now != then[name]:
+            now_set = self._settings()
+            if workers is not None:
+                # The order of a stream that splits itself is that of its workers.
+                then["num_workers"], now_set["num_workers"] = workers, self._walk.workers
+            for name, now in now_set.items():
+                if now != then.setdefault(name, now):
                     raise SettingError(
                         name,
                         now,
@@ -301,3 +385,4 @@ class GlobalLoader:
                     )
         self._seed = seed
         self._position = position
+        self._walk.resumes_split = workers is not None

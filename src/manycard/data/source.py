@@ -22,9 +22,10 @@ from manycard.data.batching import Batching
 from manycard.data.sampler import Order, whole_number
 from manycard.errors import SettingError
 
-__all__ = ["Source", "make_source"]
+__all__ = ["Source", "length_of", "make_source"]
 
 _BATCH_SIZE_FIX = "give the size of the global batch, such as batch_size=64"
+_WORKERS_FIX = '0 loads in the script\'s own process, "auto" measures how many are needed'
 _PASSED_ON = frozenset(
     {"timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor", "persistent_workers"}
 )
@@ -48,13 +49,15 @@ class Source:
     """Whether a last batch that is not full is left out."""
     whole_items: bool
     """Whether each item that the dataset gives is a global batch already."""
+    workers: int | None
+    """Processes that load; None for as many as measuring finds."""
     options: dict[str, Any]
-    """Settings for PyTorch's DataLoader."""
+    """Other settings for PyTorch's DataLoader."""
 
     @property
     def length(self) -> int | None:
         """Samples in the dataset; None where it doesn't say."""
-        return _length(self.dataset)
+        return length_of(self.dataset)
 
 
 def make_source(
@@ -64,9 +67,9 @@ def make_source(
     shuffle: bool,
     drop_last: bool,
     seed: int,
-    num_workers: int,
+    num_workers: int | str,
     collate_fn: Callable[[list[Any]], Any] | None,
-    pin_memory: bool,
+    pin_memory: bool | None,
     warn: bool,
     settings: dict[str, Any],
 ) -> Source:
@@ -80,16 +83,14 @@ def make_source(
         SettingError: a setting has a value that can't work, or is given twice.
     """
     _refuse_unknown(settings)
+    tuned = num_workers == "auto"
     if isinstance(dataset, DataLoader):
         given: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle or None, "drop_last": drop_last or None}
-        given |= {"num_workers": num_workers or None, "collate_fn": collate_fn, **settings}
-        return _from_loader(dataset, given, seed=seed, pin_memory=pin_memory, warn=warn)
+        given |= {"num_workers": None if tuned else num_workers or None, "collate_fn": collate_fn, **settings}
+        return _from_loader(dataset, given, tuned, seed=seed, pin_memory=pin_memory, warn=warn)
+    workers = None if tuned else whole_number("num_workers", num_workers, 0, _WORKERS_FIX)
     options = {name: value for name, value in settings.items() if name in _PASSED_ON}
-    options |= {
-        "num_workers": whole_number("num_workers", num_workers, 0, "0 loads in the script's own process"),
-        "collate_fn": collate_fn,
-        "pin_memory": pin_memory,
-    }
+    options |= {"collate_fn": collate_fn, "pin_memory": pin_memory}
     sampler, batch_sampler = settings.get("sampler"), settings.get("batch_sampler")
     if batch_sampler is None:
         if batch_size is None:
@@ -105,7 +106,7 @@ def make_source(
     if sampler is not None and shuffle:
         raise SettingError("shuffle", shuffle, "the sampler decides the order", fix="leave out shuffle or sampler")
     batching = Batching(sampler, batch_sampler, batch_size, bool(shuffle), bool(drop_last), settings.get("generator"))
-    return _assemble(dataset, batching, seed, options, warn)
+    return _assemble(dataset, batching, seed, workers, options, warn)
 
 
 def _refuse_unknown(settings: dict[str, Any]) -> None:
@@ -126,8 +127,10 @@ def _refuse_unknown(settings: dict[str, Any]) -> None:
         )
 
 
-def _from_loader(loader: DataLoader[Any], given: dict[str, Any], *, seed: int, pin_memory: bool, warn: bool) -> Source:
-    """Take over the settings of an existing DataLoader."""
+def _from_loader(
+    loader: DataLoader[Any], given: dict[str, Any], tuned: bool, *, seed: int, pin_memory: bool | None, warn: bool
+) -> Source:
+    """Take over the settings of an existing DataLoader; `tuned`: but for its number of workers."""
     for name, value in given.items():
         if value is not None:
             raise SettingError(
@@ -144,21 +147,19 @@ def _from_loader(loader: DataLoader[Any], given: dict[str, Any], *, seed: int, p
             stacklevel=2,
         )
     options = {name: getattr(loader, name) for name in _PASSED_ON}
-    options |= {
-        "num_workers": loader.num_workers,
-        "collate_fn": loader.collate_fn,
-        "pin_memory": pin_memory or loader.pin_memory,
-    }
+    options |= {"collate_fn": loader.collate_fn, "pin_memory": loader.pin_memory or pin_memory}
     batch_sampler, sampler = loader.batch_sampler, loader.sampler
     if loader.batch_size is not None:
         batch_sampler = None
     elif batch_sampler is not None:
         sampler = None  # type: ignore[assignment]
     batching = Batching(sampler, batch_sampler, loader.batch_size, False, loader.drop_last, loader.generator)
-    return _assemble(loader.dataset, batching, seed, options, warn)
+    return _assemble(loader.dataset, batching, seed, None if tuned else loader.num_workers, options, warn)
 
 
-def _assemble(dataset: Any, batching: Batching, seed: int, options: dict[str, Any], warn: bool) -> Source:
+def _assemble(
+    dataset: Any, batching: Batching, seed: int, workers: int | None, options: dict[str, Any], warn: bool
+) -> Source:
     """Check the dataset and settle who decides the batches."""
     if isinstance(dataset, IterDataPipe | MapDataPipe):
         raise SettingError(
@@ -168,9 +169,11 @@ def _assemble(dataset: Any, batching: Batching, seed: int, options: dict[str, An
             fix="write it as a Dataset or an IterableDataset",
         )
     batching = batching.unpacked()
-    seed, order, length = batching.seed(seed), None, _length(dataset)
+    seed, order, length = batching.seed(seed), None, length_of(dataset)
     if _is_stream(dataset):
         _check_stream(dataset, batching)
+        # How many workers a stream has may decide its order, which must not follow from measured times.
+        workers = 1 if workers is None else workers
     elif length == 0:
         raise SettingError(
             "dataset",
@@ -186,7 +189,7 @@ def _assemble(dataset: Any, batching: Batching, seed: int, options: dict[str, An
                 "empty",
                 stacklevel=2,
             )
-    return Source(dataset, order, seed, batching.batch_size, batching.drop_last, batching.whole_items, options)
+    return Source(dataset, order, seed, batching.batch_size, batching.drop_last, batching.whole_items, workers, options)
 
 
 def _is_stream(dataset: Any) -> bool:
@@ -211,7 +214,8 @@ def _check_stream(dataset: Any, batching: Batching) -> None:
             raise SettingError(name, type(sampler).__name__, "a stream can't be indexed", fix=f"leave out {name}")
 
 
-def _length(dataset: Any) -> int | None:
+def length_of(dataset: Any) -> int | None:
+    """Samples in a dataset; None where it doesn't say."""
     if not isinstance(dataset, Sized):
         return None
     try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from torch.utils.data import DataLoader
 
 from manycard.cards import Card
 from manycard.data import Feed, GlobalLoader
-from manycard.engine.batch import move
 from manycard.errors import CheckpointError
 from manycard.parallel.evaluation import evaluate
 from manycard.parallel.run_state import load_run, save_run
@@ -162,14 +160,19 @@ class Parallel:
         Args:
             dataset: a dataset, or a ``DataLoader`` whose settings are taken over.
             batch_size: samples in a global batch, over all cards.
-            to_card: copy each batch to this process's primary card. False leaves it on the host; a train step of
-                ``dp`` then copies each card's shard straight to its card.
-            settings: ``shuffle``, ``drop_last``, ``num_workers`` and others of `GlobalLoader`.
+            to_card: copy each batch to this process's primary card, beside the computing of earlier steps. False
+                leaves it on the host; a train step of ``dp`` then copies each card's shard straight to its card.
+            settings: ``shuffle``, ``drop_last``, ``num_workers`` (or ``workers``; ``"auto"`` measures how many are
+                needed) and others of `GlobalLoader`.
 
         Raises:
             SettingError: a setting has a value that can't work.
         """
         seed = settings.pop("seed", self.seed)
+        if "num_workers" not in settings:
+            settings["num_workers"] = settings.pop("workers", 0)
+        if self.device.type == "cuda" and not to_card and settings["num_workers"] != 0:
+            settings.setdefault("pin_memory", True)  # the step copies from it
         return GlobalLoader(
             dataset,
             batch_size,
@@ -177,7 +180,7 @@ class Parallel:
             rank=self.rank,
             world_size=self.world_size,
             feed=self._feed,
-            move=partial(move, device=self.device) if to_card else None,
+            device=self.device if to_card else None,
             gather_objects=self.strategy.peers.gather_objects,
             **settings,
         )

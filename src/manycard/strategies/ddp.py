@@ -9,6 +9,7 @@ Behaviour:
       reduces only after one of its parameters has had a gradient, so each rank has one more parameter, the anchor,
       for such a rank to use.
     * What DDP can't reduce while backward runs (sparse gradients, reentrant checkpoints) is reduced after it.
+    * The first batch that is not from a loader of manycard's is compared over ranks: equal ones are warned of.
     * Buffers are not broadcast in each forward pass; rank 0's are given to all before evaluation and checkpoints.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import os
 import random
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -28,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from manycard.cards.card import Card
-from manycard.data.feed import Feed
+from manycard.data import Feed, content_print
 from manycard.engine.batch import count_samples, move, tensors_in
 from manycard.engine.compiling import compile_calls
 from manycard.engine.loss import ShardLoss
@@ -71,6 +73,7 @@ class DistributedStrategy(ProcessStrategy):
         self.peers = Ranks(self._card)
         self.generators = CardGenerators([self._card])
         self._samples = 1
+        self._compared = False
         self._called: list[RankModel] = []
 
     @property
@@ -96,6 +99,7 @@ class DistributedStrategy(ProcessStrategy):
     def _loss(self, model: nn.Module, loss_fn: LossFn, batch: Any, samples: int) -> Any:
         assert isinstance(model, RankModel), "setup gives a RankModel"
         self._samples = samples
+        self._compare_batches(batch)
         if samples or self.options.sync_batchnorm:
             with self.counting():
                 return model.reducer(loss_fn, batch)
@@ -155,6 +159,25 @@ class DistributedStrategy(ProcessStrategy):
             self._called.append(model)
         if next(tensors_in(batch), None) is not None:
             self._samples = self.feed.samples(count_samples(batch))
+            if torch.is_grad_enabled():
+                self._compare_batches(batch)
+
+    def _compare_batches(self, batch: Any) -> None:
+        """Once: say where ranks were given the same batch, which a loader of the script's own gives them."""
+        if self._compared or self.peers.world_size == 1:
+            return
+        self._compared = True
+        info = self.feed.current
+        handed_out = info is not None and info.held == count_samples(batch)
+        prints = self.peers.gather_objects(None if handed_out else content_print(list(tensors_in(batch))))
+        same = [str(rank) for rank, value in enumerate(prints) if value is not None and value == prints[0]]
+        if len(same) > 1 and self.peers.rank == 0:
+            warnings.warn(
+                f"ranks {', '.join(same)} were given the same batch, so each computes the same: in ddp a batch that is "
+                "not from parallel.loader counts as its rank's shard. parallel.loader(...), which takes a DataLoader "
+                "as well, gives each rank its part",
+                stacklevel=2,
+            )
 
     def backward(self, loss: Tensor) -> None:
         share = self._samples * self.peers.world_size / self.peers.total(self._samples)

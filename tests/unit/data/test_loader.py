@@ -164,9 +164,9 @@ def test_an_ending_loader_leaves_another_ones_batch_in_the_feed() -> None:
     assert feed.current == BatchInfo(4, 4, False)
 
 
-def test_move_is_applied_to_each_batch() -> None:
-    loader = GlobalLoader(Numbers(5), 2, feed=Feed(), move=lambda batch: batch * 10)
-    assert [batch.tolist() for batch in loader] == [[0, 10], [20, 30], [40]]
+def test_batches_are_moved_to_the_device() -> None:
+    loader = GlobalLoader(Numbers(5), 2, feed=Feed(), device=torch.device("meta"))
+    assert [(batch.device.type, tuple(batch.shape)) for batch in loader] == [("meta", (2,))] * 2 + [("meta", (1,))]
 
 
 def test_two_iterations_at_a_time_are_apart() -> None:
