@@ -1,0 +1,68 @@
+"""Decoders in worker processes, as under torchvision and PyTorch's DataLoader.
+
+Each batch is cut into one part a worker, interleaved. Workers write into one tensor in shared memory, so that images
+travel once. The interpreter lock is never shared, which pays where there are many cores.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+import torch
+import torch.multiprocessing  # teaches multiprocessing to send tensors
+from torch import Tensor
+
+from manycard.data.images.backends.backend import Backend, DecodedBatch
+from manycard.data.images.backends.inline import Inline, Writer
+from manycard.data.images.recipe import Recipe, Request
+from manycard.errors import BatchError
+
+__all__ = ["Processes"]
+
+
+class Processes(Backend):
+    """One part of each batch in each worker process."""
+
+    name = "torchvision"
+
+    def __init__(self, recipe: Recipe, workers: int) -> None:
+        super().__init__(recipe, workers)
+        self._pool: ProcessPoolExecutor | None = None
+
+    def load(self, requests: Sequence[Request]) -> DecodedBatch:
+        if multiprocessing.current_process().daemon:
+            # A worker of a DataLoader may not start processes.
+            return Inline(self.recipe, 1).load(requests)
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
+        images = self.recipe.empty(len(requests)).share_memory_()
+        count = min(self.workers, len(requests))
+        parts = [list(range(first, len(requests), count)) for first in range(count)]
+        try:
+            tasks = [
+                self._pool.submit(_load_part, self.recipe, [requests[row] for row in rows], rows, images)
+                for rows in parts
+            ]
+            found = [task.result() for task in tasks]
+        except BrokenProcessPool as error:
+            self._pool = None
+            raise BatchError(
+                "a process that decodes images was ended from outside, as the system does when memory runs out",
+                fix="give fewer workers, or backend='threads', which needs no processes",
+            ) from error
+        return DecodedBatch(images, {row: reason for part in found for row, reason in part.items()})
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+
+
+def _load_part(recipe: Recipe, requests: list[Request], rows: list[int], images: Tensor) -> dict[int, str]:
+    """In a worker: load files into rows of a shared batch; the bad ones."""
+    writer = Writer(recipe)
+    found = {row: writer.load(request, images[row]) for row, request in zip(rows, requests, strict=True)}
+    return {row: reason for row, reason in found.items() if reason is not None}
