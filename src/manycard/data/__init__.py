@@ -1,7 +1,7 @@
 """Data: the order of global batches, each process's part of them, and what a step must know about a batch."""
 
 from manycard.data.feed import BatchInfo, Feed
-from manycard.data.images import CentreCrop, RandomResizedCrop, dali_pipeline, image_folder, images
+from manycard.data.image_files import CentreCrop, RandomResizedCrop, dali_pipeline, image_folder, images
 from manycard.data.loader import GlobalLoader
 from manycard.data.sampler import GlobalBatchSampler
 

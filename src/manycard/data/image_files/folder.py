@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from manycard.data.images.augment import Augment
-from manycard.data.images.backends.choose import check_name, default_workers
-from manycard.data.images.dataset import ImageFiles
-from manycard.data.images.recipe import IMAGENET_MEAN, IMAGENET_STD, make_recipe
+from manycard.data.image_files.augment import Augment
+from manycard.data.image_files.backends.choose import check_name, default_workers
+from manycard.data.image_files.dataset import ImageFiles
+from manycard.data.image_files.recipe import IMAGENET_MEAN, IMAGENET_STD, make_recipe
 from manycard.data.sampler import whole_number
 from manycard.errors import SettingError
 

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from manycard.data.images.header import BadImage, JpegHeader, read_header
-from manycard.data.images.recipe import Recipe
-from manycard.data.images.view import View
+from manycard.data.image_files.header import BadImage, JpegHeader, read_header
+from manycard.data.image_files.recipe import Recipe
+from manycard.data.image_files.view import View
 
 __all__ = ["decode", "open_upright", "read_file", "stored_view", "turn"]
 

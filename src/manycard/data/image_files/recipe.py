@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from manycard.data.images.augment import Augment, CentreCrop, RandomResizedCrop
+from manycard.data.image_files.augment import Augment, CentreCrop, RandomResizedCrop
 from manycard.errors import SettingError
 
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Recipe", "Request", "make_recipe"]

@@ -11,10 +11,10 @@
     pipeline   a DALI pipeline of the user's own
 """
 
-from manycard.data.images.augment import Augment, CentreCrop, RandomResizedCrop
-from manycard.data.images.dataset import ImageFiles, ImageSample
-from manycard.data.images.folder import image_folder, images
-from manycard.data.images.pipeline import dali_pipeline
+from manycard.data.image_files.augment import Augment, CentreCrop, RandomResizedCrop
+from manycard.data.image_files.dataset import ImageFiles, ImageSample
+from manycard.data.image_files.folder import image_folder, images
+from manycard.data.image_files.pipeline import dali_pipeline
 
 __all__ = [
     "Augment",

@@ -15,9 +15,9 @@ import torch
 import torch.multiprocessing  # teaches multiprocessing to send tensors
 from torch import Tensor
 
-from manycard.data.images.backends.backend import Backend, DecodedBatch
-from manycard.data.images.backends.inline import Inline, Writer
-from manycard.data.images.recipe import Recipe, Request
+from manycard.data.image_files.backends.backend import Backend, DecodedBatch
+from manycard.data.image_files.backends.inline import Inline, Writer
+from manycard.data.image_files.recipe import Recipe, Request
 from manycard.errors import BatchError
 
 __all__ = ["Processes"]

@@ -24,12 +24,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manycard.data.images.backends.backend import Backend, DecodedBatch
-from manycard.data.images.backends.inline import Inline
-from manycard.data.images.decode import open_upright, read_file, stored_view
-from manycard.data.images.header import BadImage, read_header
-from manycard.data.images.recipe import Recipe, Request
-from manycard.data.images.view import View
+from manycard.data.image_files.backends.backend import Backend, DecodedBatch
+from manycard.data.image_files.backends.inline import Inline
+from manycard.data.image_files.decode import open_upright, read_file, stored_view
+from manycard.data.image_files.header import BadImage, read_header
+from manycard.data.image_files.recipe import Recipe, Request
+from manycard.data.image_files.view import View
 from manycard.engine.sizes import shard_sizes
 
 __all__ = ["Dali", "DaliMixed", "tensor_of"]

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from manycard.data.images.backends.choose import default_workers
-from manycard.data.images.backends.dali import Dali, tensor_of
+from manycard.data.image_files.backends.choose import default_workers
+from manycard.data.image_files.backends.dali import Dali, tensor_of
 from manycard.data.sampler import whole_number
 from manycard.engine.sizes import shard_sizes
 from manycard.errors import MissingExtraError, SettingError

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from manycard.data.images.backends.backend import Backend, DecodedBatch
-from manycard.data.images.decode import decode, read_file
-from manycard.data.images.header import BadImage
-from manycard.data.images.recipe import Recipe, Request
+from manycard.data.image_files.backends.backend import Backend, DecodedBatch
+from manycard.data.image_files.decode import decode, read_file
+from manycard.data.image_files.header import BadImage
+from manycard.data.image_files.recipe import Recipe, Request
 
 __all__ = ["Inline", "Writer"]
 

@@ -1,7 +1,7 @@
 """The contract of a backend: files and seeds in, a batch of images out.
 
 Behaviour every backend keeps:
-    * The view of a sample follows from its seed (`manycard.data.images.augment`), so backends differ by their
+    * The view of a sample follows from its seed (`manycard.data.image_files.augment`), so backends differ by their
       decoders and filters only: on photographs, by about one of 255 levels on average.
     * A bad file does not end the batch: its row holds nothing of use, and `DecodedBatch.bad` says why.
     * Threads, processes and pipelines are made when the first batch is asked for, and end with `close` or with the
@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from manycard.data.images.recipe import Recipe, Request
+from manycard.data.image_files.recipe import Recipe, Request
 
 __all__ = ["Backend", "DecodedBatch"]
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from manycard.data.images.recipe import Recipe
-from manycard.data.images.view import View
+from manycard.data.image_files.recipe import Recipe
+from manycard.data.image_files.view import View
 
 __all__ = ["show"]
 

@@ -12,7 +12,7 @@ import random
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from manycard.data.images.view import Box, View
+from manycard.data.image_files.view import Box, View
 from manycard.errors import SettingError
 
 __all__ = ["Augment", "CentreCrop", "RandomResizedCrop"]

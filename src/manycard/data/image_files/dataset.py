@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from manycard.data.images.backends import Backend, make_backend
-from manycard.data.images.recipe import Recipe, Request
+from manycard.data.image_files.backends import Backend, make_backend
+from manycard.data.image_files.recipe import Recipe, Request
 from manycard.errors import BatchError, SettingError
 
 __all__ = ["ImageFiles", "ImageSample"]

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 
 import torch
 
-from manycard.data.images.backends.backend import Backend
-from manycard.data.images.backends.card import Card
-from manycard.data.images.backends.dali import Dali, DaliMixed
-from manycard.data.images.backends.processes import Processes
-from manycard.data.images.backends.threads import Threads
-from manycard.data.images.recipe import Recipe, Request
+from manycard.data.image_files.backends.backend import Backend
+from manycard.data.image_files.backends.card import Card
+from manycard.data.image_files.backends.dali import Dali, DaliMixed
+from manycard.data.image_files.backends.processes import Processes
+from manycard.data.image_files.backends.threads import Threads
+from manycard.data.image_files.recipe import Recipe, Request
 from manycard.errors import MissingExtraError, SettingError
 
 __all__ = ["BACKENDS", "default_workers", "installed", "make_backend", "measure"]

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from manycard.data.images.backends.backend import Backend, DecodedBatch
-from manycard.data.images.backends.inline import Writer
-from manycard.data.images.recipe import Recipe, Request
+from manycard.data.image_files.backends.backend import Backend, DecodedBatch
+from manycard.data.image_files.backends.inline import Writer
+from manycard.data.image_files.recipe import Recipe, Request
 
 __all__ = ["Threads"]
 

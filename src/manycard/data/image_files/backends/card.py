@@ -2,7 +2,7 @@
 
 Behaviour:
     * `torchvision.io.decode_jpeg` on a list of buffers decodes plain JPEGs. Other images (CMYK, PNG, ...) are decoded on
-      the host and join the batched pass (`manycard.data.images.batched`).
+      the host and join the batched pass (`manycard.data.image_files.batched`).
     * torchvision keeps one decoder a process and leaves the old one behind when another card is asked for. So a process
       decodes on one card, its first; in `dp` the step spreads the batch from there.
     * A batch that the card's decoder refuses is decoded on the host, file by file, which finds the bad one.
@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manycard.data.images.backends.backend import Backend, DecodedBatch
-from manycard.data.images.batched import show
-from manycard.data.images.decode import open_upright, read_file, stored_view
-from manycard.data.images.header import BadImage, read_header
-from manycard.data.images.recipe import Recipe, Request
-from manycard.data.images.view import View
+from manycard.data.image_files.backends.backend import Backend, DecodedBatch
+from manycard.data.image_files.batched import show
+from manycard.data.image_files.decode import open_upright, read_file, stored_view
+from manycard.data.image_files.header import BadImage, read_header
+from manycard.data.image_files.recipe import Recipe, Request
+from manycard.data.image_files.view import View
 
 __all__ = ["Card", "CardDecoder", "prepare"]
 
