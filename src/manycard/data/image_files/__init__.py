@@ -1,14 +1,14 @@
 """Images from files: decoded, augmented and normalised in batches, by whichever backend is fastest here.
 
-    view       the part of an image that a sample shows
-    augment    which view: from the sample's seed and the image's size
-    header     what a JPEG says before it is decoded
-    decode     bytes -> view, on the host
-    batched    whole images -> views, in one pass on any device
-    backends   threads, processes, DALI, a card; and choosing one
-    dataset    files and labels, as a loader takes them
-    folder     finding files, and the two functions for users
-    pipeline   a DALI pipeline of the user's own
+view       the part of an image that a sample shows
+augment    which view: from the sample's seed and the image's size
+header     what a JPEG says before it is decoded
+decode     bytes -> view, on the host
+batched    whole images -> views, in one pass on any device
+backends   threads, processes, DALI, a card; and choosing one
+dataset    files and labels, as a loader takes them
+folder     finding files, and the two functions for users
+pipeline   a DALI pipeline of the user's own
 """
 
 from manycard.data.image_files.augment import Augment, CentreCrop, RandomResizedCrop

@@ -111,5 +111,6 @@ def _weights(axis: Tensor, shown: int, padded: int) -> Tensor:
     support = scale.clamp(min=1.0)
     source = torch.arange(padded, device=axis.device, dtype=torch.float32)[None, None] + 0.5
     distance = (source - centre[:, :, None]).abs() / support[:, :, None]
-    weights = (1 - distance).clamp_(min=0) * (source < length[:, :, None])
-    return weights / weights.sum(2, keepdim=True)
+    weights: Tensor = (1 - distance).clamp_(min=0) * (source < length[:, :, None])
+    total: Tensor = weights.sum(2, keepdim=True)
+    return weights / total

@@ -35,11 +35,11 @@ __all__ = ["ImageFiles", "ImageSample"]
 class ImageSample(Sequence[Any]):
     """One sample that is not decoded yet; read as a pair, it is ``(image, label)``."""
 
-    __slots__ = ("dataset", "index", "seed")
+    __slots__ = ("dataset", "number", "seed")
 
-    def __init__(self, dataset: ImageFiles, index: int, seed: int) -> None:
+    def __init__(self, dataset: ImageFiles, number: int, seed: int) -> None:
         self.dataset = dataset
-        self.index = index
+        self.number = number
         self.seed = seed
 
     def __len__(self) -> int:
@@ -52,13 +52,13 @@ class ImageSample(Sequence[Any]):
         return iter(self._pair())
 
     def _pair(self) -> tuple[Any, Any]:
-        image, _ = self.dataset.load([self.index], [self.seed])
-        return image[0], self.dataset.labels[self.index]
+        image, _ = self.dataset.load([self.number], [self.seed])
+        return image[0], self.dataset.labels[self.number]
 
 
 def _collate_samples(samples: Sequence[ImageSample], *, collate_fn_map: Any = None) -> list[Any]:
     dataset = samples[0].dataset
-    images, labels = dataset.load([sample.index for sample in samples], [sample.seed for sample in samples])
+    images, labels = dataset.load([sample.number for sample in samples], [sample.seed for sample in samples])
     return [images, labels]
 
 

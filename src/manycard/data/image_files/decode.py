@@ -13,8 +13,8 @@ Behaviour:
 from __future__ import annotations
 
 import functools
-import importlib.util
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from manycard.data.image_files.header import BadImage, JpegHeader, read_header
 from manycard.data.image_files.recipe import Recipe
 from manycard.data.image_files.view import View
 
-__all__ = ["decode", "open_upright", "read_file", "stored_view", "turn"]
+__all__ = ["decode", "jpeg_decoder", "open_upright", "read_file", "stored_view", "turn"]
 
 
 def read_file(path: str) -> bytes:
@@ -51,10 +51,11 @@ def decode(data: bytes, seed: int, recipe: Recipe) -> Tensor:
     header = read_header(data)
     if header is None:
         image = open_upright(data)
-        return _view_of_pillow(image, recipe.augment.view(seed, image.width, image.height, recipe.size), 1)
+        view = recipe.augment.view(seed, image.width, image.height, recipe.size)
+        return turn(_view_of_pillow(image, view, 1), view)
     view = stored_view(header, seed, recipe)
     reduced = _reduction(view)
-    if reduced == 1 and _has_torchvision():
+    if reduced == 1 and jpeg_decoder() is not None:
         return turn(_resize(_decode_whole(data), view), view)
     return turn(_view_of_pillow(_decode_reduced(data, reduced), view, reduced), view)
 
@@ -80,17 +81,22 @@ def _reduction(view: View) -> int:
 
 
 @functools.cache
-def _has_torchvision() -> bool:
-    return importlib.util.find_spec("torchvision") is not None
+def jpeg_decoder() -> Callable[..., Any] | None:
+    """torchvision's decoder, giving RGB; None where it is not installed. Its release 0.29 announces its removal."""
+    try:
+        from torchvision.io import ImageReadMode, decode_jpeg
+    except ImportError:
+        return None
+    return functools.partial(decode_jpeg, mode=ImageReadMode.RGB)
 
 
 def _decode_whole(data: bytes) -> Tensor:
-    from torchvision.io import ImageReadMode, decode_jpeg
-
+    decoder = jpeg_decoder()
+    assert decoder is not None, "without a decoder Pillow decodes"
     # A bytearray, since PyTorch warns of tensors over memory that can't be written.
     encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     try:
-        return decode_jpeg(encoded, mode=ImageReadMode.RGB)  # type: ignore[no-any-return]
+        return decoder(encoded)  # type: ignore[no-any-return]
     except RuntimeError as error:
         raise BadImage(str(error).splitlines()[0]) from error
 

@@ -23,8 +23,8 @@ _EXIF, _ADOBE = 0xE1, 0xEE
 _ORIENTATION = 0x0112
 
 
-class BadImage(Exception):  # noqa: N818 - it never leaves this package; users see a BatchError
-    """A file that is no whole image, with the reason."""
+class BadImage(Exception):
+    """A file that is no whole image, with the reason. It never leaves this package: users see a BatchError."""
 
 
 class JpegHeader(NamedTuple):

@@ -1,8 +1,8 @@
 """JPEGs decoded on a card: bytes go to it, and its JPEG engine and one batched pass do the rest.
 
 Behaviour:
-    * `torchvision.io.decode_jpeg` on a list of buffers decodes plain JPEGs. Other images (CMYK, PNG, ...) are decoded on
-      the host and join the batched pass (`manycard.data.image_files.batched`).
+    * `torchvision.io.decode_jpeg` on a list of buffers decodes plain JPEGs. Other images (CMYK, PNG, ...) are decoded
+      on the host and join the batched pass (`manycard.data.image_files.batched`).
     * torchvision keeps one decoder a process and leaves the old one behind when another card is asked for. So a process
       decodes on one card, its first; in `dp` the step spreads the batch from there.
     * A batch that the card's decoder refuses is decoded on the host, file by file, which finds the bad one.
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from manycard.data.image_files.backends.backend import Backend, DecodedBatch
 from manycard.data.image_files.batched import show
-from manycard.data.image_files.decode import open_upright, read_file, stored_view
+from manycard.data.image_files.decode import jpeg_decoder, open_upright, read_file, stored_view
 from manycard.data.image_files.header import BadImage, read_header
 from manycard.data.image_files.recipe import Recipe, Request
 from manycard.data.image_files.view import View
@@ -60,6 +60,14 @@ def _prepare_decoded(image: Any, request: Request, recipe: Recipe) -> Prepared:
     return Prepared(view, None, torch.from_numpy(np.array(image)).permute(2, 0, 1))
 
 
+def _prepare_on_host(encoded: Tensor, request: Request, recipe: Recipe) -> Prepared | str:
+    """Decode a JPEG that the card refused; the reason where it is bad."""
+    try:
+        return _prepare_decoded(open_upright(encoded.numpy().tobytes()), request, recipe)
+    except BadImage as error:
+        return str(error)
+
+
 class CardDecoder:
     """torchvision's decoder on one card, on a stream of its own.
 
@@ -72,12 +80,12 @@ class CardDecoder:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, encoded: list[Tensor]) -> list[Tensor]:
-        from torchvision.io import ImageReadMode, decode_jpeg
-
-        decoded: list[Tensor] = decode_jpeg(encoded, mode=ImageReadMode.RGB, device=self.device)
+        decoder = jpeg_decoder()
+        assert decoder is not None, "the backend was not to be made without torchvision"
+        decoded: list[Tensor] = decoder(encoded, device=self.device)
         return decoded
 
     def run(self, work: Callable[[], Tensor]) -> Tensor:
@@ -112,7 +120,9 @@ class Card(Backend):
 
     @classmethod
     def missing(cls) -> str | None:
-        return None if torch.cuda.is_available() else "a CUDA card"
+        if not torch.cuda.is_available():
+            return "a CUDA card"
+        return None if jpeg_decoder() is not None else "torchvision"
 
     def load(self, requests: Sequence[Request]) -> DecodedBatch:
         if self._pool is None:
@@ -157,14 +167,11 @@ class Card(Backend):
         """The files of a batch that the card refused, decoded by Pillow; bad ones go to `bad`."""
         found = {}
         for row, each in good.items():
-            try:
-                found[row] = each
-                if each.encoded is not None:
-                    image = open_upright(each.encoded.numpy().tobytes())
-                    found[row] = _prepare_decoded(image, requests[row], self.recipe)
-            except BadImage as error:
-                del found[row]
-                bad[row] = str(error)
+            again = each if each.encoded is None else _prepare_on_host(each.encoded, requests[row], self.recipe)
+            if isinstance(again, str):
+                bad[row] = again
+            else:
+                found[row] = again
         return found
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from manycard.data.image_files.backends.threads import Threads
 from manycard.data.image_files.recipe import Recipe, Request
 from manycard.errors import MissingExtraError, SettingError
 
-__all__ = ["BACKENDS", "default_workers", "installed", "make_backend", "measure"]
+__all__ = ["BACKENDS", "default_workers", "installed", "make_backend", "measure", "run_once"]
 
 BACKENDS: dict[str, type[Backend]] = {kind.name: kind for kind in (Threads, Processes, Dali, DaliMixed, Card)}
 _ROUNDS = 4
@@ -110,7 +110,7 @@ def _make(recipe: Recipe, name: str, workers: int, cards: Sequence[int] | None) 
 
 
 def measure(
-    backends: dict[str, Backend], requests: Sequence[Request], *, rounds: int = _ROUNDS, keep_all: bool = False
+    backends: dict[str, Backend], requests: Sequence[Request], *, rounds: int = _ROUNDS
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Images/s of each backend, interleaved, the best of `rounds`; and why others failed.
 
@@ -118,29 +118,38 @@ def measure(
         backends: by name; started, and left running.
         requests: what they decode; repeated where they are few.
         rounds: how often each is timed.
-        keep_all: time those far behind in every round as well.
     """
     speeds: dict[str, float] = {}
     failed: dict[str, str] = {}
+    few = requests[:_FEWEST]
     for name, backend in backends.items():
-        try:
-            _run(backend, requests)
-            speeds[name] = _run(backend, requests)
-        except Exception as error:  # whatever a library raises that doesn't work here
-            failed[name] = str(error).splitlines()[0] if str(error) else type(error).__name__
+        started = _start(backend, few)
+        if isinstance(started, str):
+            failed[name] = started
+        else:
+            speeds[name] = started
     if not speeds:
         return speeds, failed
-    count = min(max(int(max(speeds.values()) * _SECONDS), _FEWEST), _MOST)
+    count = min(max(int(max(speeds.values()) * _SECONDS), len(few)), _MOST)
     longer = (list(requests) * (count // len(requests) + 1))[:count]
     best = dict.fromkeys(speeds, 0.0)
     for turn in range(rounds):
         for name in best:
-            if keep_all or turn < 1 or best[name] >= _BEHIND * max(best.values()):
-                best[name] = max(best[name], _run(backends[name], longer))
+            if turn == 0 or best[name] >= _BEHIND * max(best.values()):
+                best[name] = max(best[name], run_once(backends[name], longer))
     return best, failed
 
 
-def _run(backend: Backend, requests: Sequence[Request]) -> float:
+def _start(backend: Backend, requests: Sequence[Request]) -> float | str:
+    """Images/s of the second batch; the reason where the backend doesn't work here."""
+    try:
+        run_once(backend, requests)
+        return run_once(backend, requests)
+    except Exception as error:  # whatever a library raises
+        return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def run_once(backend: Backend, requests: Sequence[Request]) -> float:
     """Images/s of one batch, until it is ready to be used."""
     begin = time.perf_counter()
     images = backend.load(requests).images

@@ -14,6 +14,7 @@ Source: https://docs.nvidia.com/deeplearning/dali/user-guide/docs/
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import io
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.utils.dlpack
 from torch import Tensor
 
 from manycard.data.image_files.backends.backend import Backend, DecodedBatch
@@ -139,7 +141,7 @@ class DaliMixed(Dali):
 
 def tensor_of(output: Any) -> Tensor:
     """A copy of one output of a pipeline, whose memory DALI writes again, where the output is."""
-    return torch.from_dlpack(output.as_tensor()).clone()
+    return torch.utils.dlpack.from_dlpack(output.as_tensor()).clone()
 
 
 def _prepare(request: Request, recipe: Recipe) -> _Prepared | str:
@@ -169,9 +171,9 @@ def _feed(pipeline: Any, prepared: list[_Prepared]) -> None:
 
 
 def _make_pipeline(recipe: Recipe, batch_size: int, threads: int, card: int | None) -> Any:
-    from nvidia.dali import Pipeline, fn, types
-
-    pipeline = Pipeline(batch_size, threads, card, prefetch_queue_depth=1, exec_dynamic=False)
+    dali: Any = importlib.import_module("nvidia.dali")
+    fn, types = importlib.import_module("nvidia.dali.fn"), dali.types
+    pipeline = dali.Pipeline(batch_size, threads, card, prefetch_queue_depth=1, exec_dynamic=False)
     with pipeline:
         numbers = {
             name: fn.external_source(name=name, dtype=kind, ndim=dims)

@@ -1,7 +1,7 @@
 """Decoders in worker processes, as under torchvision and PyTorch's DataLoader.
 
-Each batch is cut into one part a worker, interleaved. Workers write into one tensor in shared memory, so that images
-travel once. The interpreter lock is never shared, which pays where there are many cores.
+Each batch is cut into one part a worker, interleaved. Workers write into one tensor in shared memory, which
+is copied to the batch that is handed out. The interpreter lock is never shared, which pays where there are many cores.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Processes(Backend):
     def __init__(self, recipe: Recipe, workers: int) -> None:
         super().__init__(recipe, workers)
         self._pool: ProcessPoolExecutor | None = None
+        self._shared: Tensor | None = None
 
     def load(self, requests: Sequence[Request]) -> DecodedBatch:
         if multiprocessing.current_process().daemon:
@@ -38,7 +39,7 @@ class Processes(Backend):
             return Inline(self.recipe, 1).load(requests)
         if self._pool is None:
             self._pool = ProcessPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
-        images = self.recipe.empty(len(requests)).share_memory_()
+        images = self._room(len(requests))
         count = min(self.workers, len(requests))
         parts = [list(range(first, len(requests), count)) for first in range(count)]
         try:
@@ -53,7 +54,15 @@ class Processes(Backend):
                 "a process that decodes images was ended from outside, as the system does when memory runs out",
                 fix="give fewer workers, or backend='threads', which needs no processes",
             ) from error
-        return DecodedBatch(images, {row: reason for part in found for row, reason in part.items()})
+        batch = self.recipe.empty(len(requests)).copy_(images)
+        return DecodedBatch(batch, {row: reason for part in found for row, reason in part.items()})
+
+    def _room(self, images: int) -> Tensor:
+        """Shared memory for a batch, used again: the system takes ten times as long to hand out fresh pages of it."""
+        if self._shared is None or len(self._shared) < images:
+            self._shared = torch.empty(images, 3, *self.recipe.size, dtype=self.recipe.dtype)
+            self._shared.share_memory_()  # type: ignore[no-untyped-call]
+        return self._shared[:images]
 
     def close(self) -> None:
         if self._pool is not None:
