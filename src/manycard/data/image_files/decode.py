@@ -1,9 +1,8 @@
 """From a file's bytes to the view of it, on the CPU.
 
 Behaviour:
-    * A plain JPEG whose view is less than half reduced is decoded whole by torchvision, or by Pillow where that is
-      not installed. One whose view is reduced more is decoded at 1/2, 1/4 or 1/8 of its size, by Pillow: the decoder
-      then computes a smaller DCT.
+    * A plain JPEG is decoded whole by torchvision, or by Pillow where that is not installed. One whose view is reduced
+      to a third or less is decoded at 1/2, 1/4 or 1/8 of its size, by Pillow: the decoder then computes a smaller DCT.
     * Everything else goes through Pillow: EXIF orientation applied, CMYK, palettes and transparency turned into RGB,
       16 bits a channel cut to the higher 8.
     * Both decoders run outside the interpreter lock.
@@ -28,6 +27,10 @@ from manycard.data.image_files.recipe import Recipe
 from manycard.data.image_files.view import View
 
 __all__ = ["decode", "jpeg_decoder", "open_upright", "read_file", "stored_view", "turn"]
+
+_TO_FILTER = 1.5
+"""How many more pixels than are shown, each way, a reduced image keeps. With 1 views differ from those of the whole
+image by up to 2.6 of 255 levels in the mean over an image, with 1.5 by up to 1.4, half a level on average."""
 
 
 def read_file(path: str) -> bytes:
@@ -75,8 +78,8 @@ def turn(image: Tensor, view: View) -> Tensor:
 
 
 def _reduction(view: View) -> int:
-    """By how much a decoder may reduce the image and still leave no fewer pixels than are shown: 1, 2, 4 or 8."""
-    most = min(view.box.width / view.resized[1], view.box.height / view.resized[0])
+    """By how much a decoder may reduce the image and leave enough pixels to filter: 1, 2, 4 or 8."""
+    most = min(view.box.width / view.resized[1], view.box.height / view.resized[0]) / _TO_FILTER
     return next((factor for factor in (8, 4, 2) if most >= factor), 1)
 
 

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torchvision", reason="images need the extra vision")
 pytest.importorskip("sklearn", reason="the photographs come with scikit-learn")
 
-from manycard.benchmark.data import make_photographs  # noqa: E402
+from manycard.benchmark.data import make_photographs
 
 
 @pytest.fixture(scope="session")
