@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,8 +51,8 @@ def every_kind(tmp_path_factory: pytest.TempPathFactory, paths: list[str]) -> li
 
 
 @pytest.fixture(scope="session")
-def expected(every_kind: list[Request]) -> Iterator[dict[Recipe, torch.Tensor]]:
-    yield {recipe: Inline(recipe, 1).load(every_kind).images for recipe in (TRAINING, EVALUATION)}
+def expected(every_kind: list[Request]) -> dict[Recipe, torch.Tensor]:
+    return {recipe: Inline(recipe, 1).load(every_kind).images for recipe in (TRAINING, EVALUATION)}
 
 
 def levels(recipe: Recipe) -> torch.Tensor:
@@ -72,7 +71,9 @@ def test_same_images(
     assert found.images.dtype == torch.float32
     apart = ((found.images - expected[recipe]) / levels(recipe)).abs().mean(dim=(1, 2, 3))
     # DCT-scaled decoding and rounding between two passes of resizing: measured up to 0.9 levels.
-    assert apart.max() < 1.5, {request.path: round(float(each), 2) for request, each in zip(every_kind, apart)}
+    assert apart.max() < 1.5, {
+        request.path: round(float(each), 2) for request, each in zip(every_kind, apart, strict=True)
+    }
 
 
 def test_batches_of_other_sizes(name: str, paths: list[str]) -> None:
@@ -97,6 +98,19 @@ def test_other_dtypes(name: str, dtype: torch.dtype, paths: list[str]) -> None:
     scale, shift = recipe.scale_and_shift()
     values = images.float() * scale + shift if dtype == torch.uint8 else images.float()
     assert ((values - Inline(TRAINING, 1).load(requests).images) / scale).abs().mean() < 1.5
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["threads", "torchvision"])
+def test_bytes_can_be_normalised_where_they_are_used(kind: str, dtype: torch.dtype, paths: list[str]) -> None:
+    """On a card in earnest; any device shows what is computed."""
+    requests = [Request(path, seed) for seed, path in enumerate(paths[:6])]
+    recipe = Recipe(TRAINING.size, TRAINING.augment, dtype=dtype)
+    there = BACKENDS[kind](recipe, 2, torch.device("cpu"))
+    found = there.load(requests).images
+    there.close()
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, Inline(recipe, 1).load(requests).images)
 
 
 def test_bad_files_leave_the_others_alone(name: str, paths: list[str], tmp_path: Path) -> None:

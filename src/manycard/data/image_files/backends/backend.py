@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from manycard.data.image_files.recipe import Recipe, Request
@@ -38,20 +39,40 @@ class Backend(ABC):
     Args:
         recipe: what every image becomes.
         workers: how many images are decoded at once on the host.
+        device: a card on which a batch that was decoded on the host is normalised; None leaves it on the host. Bytes
+            travel then, a quarter of what fp32 would be.
     """
 
     name: ClassVar[str]
     extra: ClassVar[str] = "vision"
     """The extra of manycard that brings what this backend needs."""
 
-    def __init__(self, recipe: Recipe, workers: int) -> None:
+    def __init__(self, recipe: Recipe, workers: int, device: torch.device | None = None) -> None:
         self.recipe = recipe
         self.workers = workers
+        self.device = device
 
     @classmethod
     def missing(cls) -> str | None:
         """What this backend needs and is not here; None where it can work."""
         return None
+
+    def make_room(self, images: int) -> Tensor:
+        """Room for a batch on the host."""
+        if self.device is None:
+            return self.recipe.empty(images)
+        shape = (images, 3, *self.recipe.size)
+        return torch.empty(shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+
+    def hand_out(self, images: Tensor) -> Tensor:
+        """What `make_room` gave and was filled since, as the recipe wants it."""
+        if self.device is None:
+            return images
+        images = images.to(self.device, non_blocking=True)
+        if self.recipe.dtype == torch.uint8:
+            return images
+        scale, shift = self.recipe.scale_and_shift(self.device)
+        return images.float().mul_(scale).add_(shift).to(self.recipe.dtype)
 
     @abstractmethod
     def load(self, requests: Sequence[Request]) -> DecodedBatch:

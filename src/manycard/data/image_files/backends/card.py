@@ -113,8 +113,7 @@ class Card(Backend):
     name = "card"
 
     def __init__(self, recipe: Recipe, workers: int, device: torch.device, decoder: Decoder | None = None) -> None:
-        super().__init__(recipe, workers)
-        self.device = device
+        super().__init__(recipe, workers, device)
         self._decode = decoder or CardDecoder(device)
         self._pool: ThreadPoolExecutor | None = None
 
@@ -155,10 +154,7 @@ class Card(Backend):
     def _decode_and_show(self, good: dict[int, Prepared]) -> Tensor:
         encoded = [each.encoded for each in good.values() if each.encoded is not None]
         decoded = iter(self._decode(encoded) if encoded else ())
-        images = [
-            next(decoded) if each.decoded is None else each.decoded.to(self.device, non_blocking=True)
-            for each in good.values()
-        ]
+        images = [next(decoded) if each.decoded is None else each.decoded.to(self.device) for each in good.values()]
         return show(images, [each.view for each in good.values()], self.recipe)
 
     def _decode_on_host(

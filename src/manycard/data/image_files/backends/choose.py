@@ -106,6 +106,8 @@ def _make(recipe: Recipe, name: str, workers: int, cards: Sequence[int] | None) 
         return Card(recipe, workers, torch.device("cuda", cards[0] if cards else torch.cuda.current_device()))
     if name == DaliMixed.name:
         return DaliMixed(recipe, workers, cards or (torch.cuda.current_device(),))
+    if cards and name != Dali.name:  # DALI normalises by itself, on the host
+        return BACKENDS[name](recipe, workers, torch.device("cuda", cards[0]))
     return BACKENDS[name](recipe, workers)
 
 

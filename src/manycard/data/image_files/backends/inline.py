@@ -53,6 +53,8 @@ class Inline(Backend):
     name = "inline"
 
     def load(self, requests: Sequence[Request]) -> DecodedBatch:
-        writer, images = Writer(self.recipe), self.recipe.empty(len(requests))
+        writer, images = Writer(self.recipe), self.make_room(len(requests))
         found = [writer.load(request, row) for request, row in zip(requests, images, strict=True)]
-        return DecodedBatch(images, {row: reason for row, reason in enumerate(found) if reason is not None})
+        return DecodedBatch(
+            self.hand_out(images), {row: reason for row, reason in enumerate(found) if reason is not None}
+        )

@@ -28,8 +28,8 @@ class Processes(Backend):
 
     name = "torchvision"
 
-    def __init__(self, recipe: Recipe, workers: int) -> None:
-        super().__init__(recipe, workers)
+    def __init__(self, recipe: Recipe, workers: int, device: torch.device | None = None) -> None:
+        super().__init__(recipe, workers, device)
         self._pool: ProcessPoolExecutor | None = None
         self._shared: Tensor | None = None
 
@@ -39,7 +39,7 @@ class Processes(Backend):
             return Inline(self.recipe, 1).load(requests)
         if self._pool is None:
             self._pool = ProcessPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
-        images = self._room(len(requests))
+        images = self._shared_room(len(requests))
         count = min(self.workers, len(requests))
         parts = [list(range(first, len(requests), count)) for first in range(count)]
         try:
@@ -54,13 +54,13 @@ class Processes(Backend):
                 "a process that decodes images was ended from outside, as the system does when memory runs out",
                 fix="give fewer workers, or backend='threads', which needs no processes",
             ) from error
-        batch = self.recipe.empty(len(requests)).copy_(images)
+        batch = self.hand_out(self.make_room(len(requests)).copy_(images))
         return DecodedBatch(batch, {row: reason for part in found for row, reason in part.items()})
 
-    def _room(self, images: int) -> Tensor:
+    def _shared_room(self, images: int) -> Tensor:
         """Shared memory for a batch, used again: the system takes ten times as long to hand out fresh pages of it."""
         if self._shared is None or len(self._shared) < images:
-            self._shared = torch.empty(images, 3, *self.recipe.size, dtype=self.recipe.dtype)
+            self._shared = torch.empty_like(self.make_room(images))
             self._shared.share_memory_()  # type: ignore[no-untyped-call]
         return self._shared[:images]
 

@@ -21,15 +21,15 @@ class Threads(Backend):
 
     name = "threads"
 
-    def __init__(self, recipe: Recipe, workers: int) -> None:
-        super().__init__(recipe, workers)
+    def __init__(self, recipe: Recipe, workers: int, device: torch.device | None = None) -> None:
+        super().__init__(recipe, workers, device)
         self._writer = Writer(recipe)
         self._pool: ThreadPoolExecutor | None = None
 
     def load(self, requests: Sequence[Request]) -> DecodedBatch:
         if self._pool is None:
             self._pool = _start(self.workers)
-        images = self.recipe.empty(len(requests))
+        images = self.make_room(len(requests))
         bad: dict[int, str] = {}
         rows = itertools.count()
 
@@ -42,7 +42,7 @@ class Threads(Backend):
 
         for turn in [self._pool.submit(take_turns) for _ in range(min(self.workers, len(requests)))]:
             turn.result()
-        return DecodedBatch(images, bad)
+        return DecodedBatch(self.hand_out(images), bad)
 
     def close(self) -> None:
         if self._pool is not None:
