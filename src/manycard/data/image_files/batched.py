@@ -90,7 +90,8 @@ def _windows(images: Sequence[Tensor], views: Sequence[View], device: torch.devi
     dtype = torch.float16 if device.type == "cuda" else torch.float32
     left = _weights(down.to(device), rows, boxes.shape[2]).to(dtype)
     right = _weights(across.to(device), columns, boxes.shape[3]).to(dtype)
-    window = left[:, None] @ (boxes.to(dtype) @ right.transpose(1, 2)[:, None])
+    narrowed = boxes.flatten(1, 2).to(dtype) @ right.transpose(1, 2)
+    window: Tensor = left[:, None] @ narrowed.view(*boxes.shape[:3], columns)
     return (window.transpose(2, 3) if views[0].transposed else window).float()
 
 

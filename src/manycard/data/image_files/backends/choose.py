@@ -23,7 +23,7 @@ from manycard.data.image_files.backends.dali import Dali, DaliMixed
 from manycard.data.image_files.backends.processes import Processes
 from manycard.data.image_files.backends.threads import Threads
 from manycard.data.image_files.recipe import Recipe, Request
-from manycard.errors import MissingExtraError, SettingError
+from manycard.errors import BatchError, MissingExtraError, SettingError
 
 __all__ = ["BACKENDS", "default_workers", "installed", "make_backend", "measure", "run_once"]
 
@@ -70,7 +70,7 @@ def make_backend(
     speeds, failed = measure(backends, requests)
     if not speeds:
         reasons = "; ".join(f"{each}: {reason}" for each, reason in failed.items())
-        raise SettingError("backend", "auto", f"no backend could decode the first batch ({reasons})")
+        raise BatchError(f"no backend could decode the first batch ({reasons})", fix="look at the files")
     best = max(speeds, key=lambda each: speeds[each])
     others = [f"{each} {speeds[each]:,.0f}" for each in speeds if each != best]
     others += [f"{each} failed ({reason})" for each, reason in failed.items()]
@@ -152,9 +152,15 @@ def _start(backend: Backend, requests: Sequence[Request]) -> float | str:
 
 
 def run_once(backend: Backend, requests: Sequence[Request]) -> float:
-    """Images/s of one batch, until it is ready to be used."""
+    """Images/s of one batch, until it is ready to be used.
+
+    Raises:
+        BatchError: no file is an image; that many a second would be no speed.
+    """
     begin = time.perf_counter()
-    images = backend.load(requests).images
-    if images.device.type == "cuda":
-        torch.cuda.synchronize(images.device)
+    found = backend.load(requests)
+    if found.images.device.type == "cuda":
+        torch.cuda.synchronize(found.images.device)
+    if len(found.bad) == len(requests):
+        raise BatchError(f"{requests[0].path}: {found.bad[0]}")
     return len(requests) / (time.perf_counter() - begin)

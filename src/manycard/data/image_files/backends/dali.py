@@ -14,6 +14,7 @@ Source: https://docs.nvidia.com/deeplearning/dali/user-guide/docs/
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import io
@@ -140,8 +141,22 @@ class DaliMixed(Dali):
 
 
 def tensor_of(output: Any) -> Tensor:
-    """A copy of one output of a pipeline, whose memory DALI writes again, where the output is."""
-    return torch.utils.dlpack.from_dlpack(output.as_tensor()).clone()
+    """A copy of one output of a pipeline, where the output is. It is whole on return: DALI writes its memory again."""
+    theirs = torch.utils.dlpack.from_dlpack(output.as_tensor())
+    if theirs.device.type != "cuda":
+        return theirs.clone()
+    # On a stream of its own, since waiting for the current one would be waiting for the training.
+    stream, current = _copy_stream(theirs.device), torch.cuda.current_stream(theirs.device)
+    with torch.cuda.stream(stream):
+        ours = theirs.clone()
+    stream.synchronize()
+    ours.record_stream(current)
+    return ours
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _prepare(request: Request, recipe: Recipe) -> _Prepared | str:
@@ -187,16 +202,15 @@ def _make_pipeline(recipe: Recipe, batch_size: int, threads: int, card: int | No
         }
         images = fn.decoders.image_slice(
             fn.external_source(name="encoded", dtype=types.UINT8, ndim=1),
-            numbers["start"],
-            numbers["extent"],
+            start=numbers["start"],
+            shape=numbers["extent"],
             axes=(0, 1),
             device="cpu" if card is None else "mixed",
             output_type=types.RGB,
             adjust_orientation=False,
         )
         images = fn.resize(images, size=numbers["resized"], interp_type=types.INTERP_LINEAR, antialias=True)
-        images = fn.slice(images, numbers["inside"], list(recipe.size), axes=(0, 1), normalized_shape=False,
-                          normalized_anchor=False)  # fmt: skip
+        images = fn.slice(images, start=numbers["inside"], shape=list(recipe.size), axes=(0, 1))
         raw = recipe.dtype == torch.uint8
         images = fn.crop_mirror_normalize(
             images,

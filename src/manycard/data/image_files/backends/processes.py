@@ -1,12 +1,15 @@
 """Decoders in worker processes, as under torchvision and PyTorch's DataLoader.
 
-Each batch is cut into one part a worker, interleaved. Workers write into one tensor in shared memory, which
-is copied to the batch that is handed out. The interpreter lock is never shared, which pays where there are many cores.
+Each batch is cut into one part a worker, interleaved. Workers write into one tensor in shared memory, which is copied
+to the batch that is handed out. The interpreter lock is never shared, which pays where there are many cores. Workers
+end with the script, also when that is killed.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -38,7 +41,7 @@ class Processes(Backend):
             # A worker of a DataLoader may not start processes.
             return Inline(self.recipe, 1).load(requests)
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
+            self._pool = ProcessPoolExecutor(self.workers, initializer=_set_up)
         images = self._shared_room(len(requests))
         count = min(self.workers, len(requests))
         parts = [list(range(first, len(requests), count)) for first in range(count)]
@@ -68,6 +71,19 @@ class Processes(Backend):
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
+
+
+def _set_up() -> None:
+    """In a new worker: one thread for operators, and an end with the script, however that ends."""
+    torch.set_num_threads(1)
+    script = multiprocessing.parent_process()
+    assert script is not None, "workers are started by a script"
+
+    def follow() -> None:
+        script.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, name="manycard-follow", daemon=True).start()
 
 
 def _load_part(recipe: Recipe, requests: list[Request], rows: list[int], images: Tensor) -> dict[int, str]:
