@@ -3,9 +3,11 @@
     python benchmarks/data.py --out benchmarks/results/data.json
 
 Needs no data set: photographs of 500 x 375 are written first (`manycard bench data --make`), or give --folder. Every
-way gives the same: a random resized crop of 224, mirrored half the time, normalised, fp32, batches of 256 (or --batch).
+way gives the same: a random resized crop of 224, mirrored half the time, normalised, fp32, batches of 256 a card, 64 on
+the CPU (or --batch).
 
-Ways to load, interleaved over rounds, each in a process of its own; a figure is the median of its rounds:
+Ways to load, interleaved over rounds, each in a process of its own; a figure is the median of its rounds.
+`cpu_ms_an_image` is the time of cores that it took, which other work on the machine changes less:
     dataloader        torchvision's ImageFolder with Pillow and torchvision.transforms, as in PyTorch's own ImageNet
                       example, in a DataLoader with as many workers as cores
     dataloader_v2     the same with decode_jpeg and transforms.v2 on bytes
@@ -27,10 +29,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, RandomSampler
@@ -80,7 +84,7 @@ def usual_loader(way: str, options: argparse.Namespace) -> DataLoader[Any]:
         dataset,
         options.batch,
         # Epochs without end: where workers run dry at the end of a short one is not what is measured.
-        sampler=RandomSampler(dataset, replacement=True, num_samples=1000 * options.batch),
+        sampler=RandomSampler(dataset, replacement=True, num_samples=500_000),
         num_workers=options.workers,
         persistent_workers=True,
         pin_memory=torch.cuda.is_available(),
@@ -109,6 +113,12 @@ def synchronize() -> None:
         torch.cuda.synchronize(card)
 
 
+def processor_seconds() -> float:
+    """What this process and those it started have used of the cores."""
+    own = psutil.Process()
+    return sum(sum(each.cpu_times()[:2]) for each in [own, *own.children(recursive=True)])
+
+
 def run_loading(way: str, options: argparse.Namespace) -> dict[str, Any]:
     """Images/s of loading alone, batches taken as fast as they come."""
     cards = options.cards if torch.cuda.is_available() else "cpu:1"
@@ -120,14 +130,14 @@ def run_loading(way: str, options: argparse.Namespace) -> dict[str, Any]:
         next(walk)
     synchronize()
     warm = time.perf_counter() - warm
-    begin, images = time.perf_counter(), 0
+    begin, used, images = time.perf_counter(), processor_seconds(), 0
     while time.perf_counter() - begin < options.seconds:
         batch = next(walk)
         images += len(batch[1])
         batch[0].to(parallel.device)
         synchronize()
-    speed = images / (time.perf_counter() - begin)
-    return {"images_per_s": speed, "backend": name(), "warm_up_s": warm}
+    speed, used = images / (time.perf_counter() - begin), processor_seconds() - used
+    return {"images_per_s": speed, "cpu_ms": 1e3 * used / images, "backend": name(), "warm_up_s": warm}
 
 
 def run_training(way: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -170,21 +180,31 @@ def in_own_process(way: str, options: argparse.Namespace, *, train: bool) -> dic
         command = [sys.executable, __file__, "--way", way, "--result", str(result), "--folder", str(options.folder)]
         command += ["--batch", str(options.batch), "--workers", str(options.workers), "--cards", options.cards]
         command += ["--seconds", str(options.seconds), *(["--train"] if train else [])]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        except subprocess.TimeoutExpired:
+            return {"error": "it took longer than 240 s"}
         if not result.exists():
             return {"error": done.stderr[-1500:]}
         found: dict[str, Any] = json.loads(result.read_text())
         return found
 
 
-def in_rounds(ways: list[str], options: argparse.Namespace, *, train: bool) -> dict[str, dict[str, Any]]:
-    """Every way once, then every way again."""
+def in_rounds(
+    ways: list[str], options: argparse.Namespace, save: Callable[[dict[str, Any]], None], *, train: bool
+) -> None:
+    """Every way once, then every way again; `save` is given the rows after each round."""
     rounds: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     for number in range(options.rounds):
         for way, found in rounds.items():
             found.append(in_own_process(way, options, train=train))
             shown = found[-1].get("error") or f"{found[-1]['images_per_s']:10.1f} images/s"
             print(f"round {number + 1} {'training' if train else 'loading'} {way:14s} {shown}", flush=True)
+        save(summary(rounds, "synthetic" if train else "dataloader"))
+
+
+def summary(rounds: dict[str, list[dict[str, Any]]], base: str) -> dict[str, dict[str, Any]]:
+    """Medians over rounds; and ratios to the way `base` in the same round, which a slow minute leaves alone."""
     rows: dict[str, dict[str, Any]] = {}
     for way, found in rounds.items():
         speeds = [row["images_per_s"] for row in found if "error" not in row]
@@ -192,12 +212,16 @@ def in_rounds(ways: list[str], options: argparse.Namespace, *, train: bool) -> d
             rows[way] = {"error": found[-1]["error"]}
             continue
         rows[way] = {"images_per_s": round(statistics.median(speeds), 1), "all_rounds": [round(s, 1) for s in speeds]}
+        costs = [row["cpu_ms"] for row in found if "cpu_ms" in row]
+        rows[way] |= {"cpu_ms_an_image": round(statistics.median(costs), 3)} if costs else {}
         chosen = [row["backend"] for row in found if row.get("backend", way) != way]
         rows[way] |= {"chosen": chosen} if chosen else {}
-    base = rows.get("dataloader", {}).get("images_per_s")
+    beside = rows.get(base, {}).get("all_rounds", [])
     for row in rows.values():
-        if base and "images_per_s" in row:
-            row["over_dataloader"] = round(row["images_per_s"] / base, 3)
+        if beside and len(row.get("all_rounds", [])) == len(beside):
+            ratios = [speed / other for speed, other in zip(row["all_rounds"], beside, strict=True)]
+            row[f"over_{base}"] = round(statistics.median(ratios), 3)
+            row[f"over_{base}_all_rounds"] = [round(ratio, 3) for ratio in ratios]
     return rows
 
 
@@ -238,8 +262,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, help="the global batch")
     parser.add_argument("--workers", type=int, default=default_workers())
     parser.add_argument("--cards", default="all")
-    parser.add_argument("--seconds", type=float, default=10.0, help="timed seconds of each way in each round")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=5.0, help="timed seconds of each way in each round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-loading", action="store_true")
     parser.add_argument("--no-training", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--way", help=argparse.SUPPRESS)
@@ -247,8 +272,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     cards = torch.cuda.device_count()
-    options.batch = options.batch or 256 * max(cards, 1)
-    options.images = options.images or (8 * options.batch if cards else 1024)
+    options.batch = options.batch or (256 * cards if cards else 64)
+    options.images = options.images or max(1024, 2 * options.batch)
     return options
 
 
@@ -262,28 +287,12 @@ def main() -> None:
         sys.stdout.flush()
         os._exit(0)
     ways, lacking = possible(options.ways.split(","))
-    with tempfile.TemporaryDirectory() as folder:
-        made = None
-        if options.folder is None:
-            options.folder = Path(folder)
-            made = make_photographs(options.folder, options.images, options.kilobytes)
-            made["folder"] = "written by manycard bench data --make"
-            print(f"{made['images']} photographs of {made['mean_kilobytes']} KB", flush=True)
-        loading = in_rounds(ways, options, train=False)
-        training = {}
-        if torch.cuda.is_available() and not options.no_training:
-            training = in_rounds(["synthetic", *ways], options, train=True)
-            whole = training["synthetic"].get("images_per_s")
-            for row in training.values():
-                if whole and "images_per_s" in row:
-                    row["of_synthetic"] = round(row["images_per_s"] / whole, 3)
     document = {
-        "command": "python benchmarks/data.py " + " ".join(sys.argv[1:]),
+        "command": " ".join(["python benchmarks/data.py", *sys.argv[1:]]),
         "cpu": processor(),
         "cores": default_workers(),
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
         "cards": torch.cuda.device_count(),
-        "images": made or str(options.folder),
         "batch": options.batch,
         "workers": options.workers,
         "seconds": options.seconds,
@@ -292,12 +301,25 @@ def main() -> None:
         "python": platform.python_version(),
         "manycard": mc.__version__,
         "left_out": lacking,
-        "loading": loading,
-        "training": training,
     }
+
+    def save(part: str, rows: dict[str, Any]) -> None:
+        document[part] = rows
+        if options.out:
+            options.out.write_text(json.dumps(document, indent=1) + "\n")
+
+    with tempfile.TemporaryDirectory() as folder:
+        document["images"] = str(options.folder)
+        if options.folder is None:
+            options.folder = Path(folder)
+            made = make_photographs(options.folder, options.images, options.kilobytes)
+            document["images"] = {**made, "folder": "written by manycard bench data --make"}
+            print(f"{made['images']} photographs of {made['mean_kilobytes']} KB", flush=True)
+        if not options.no_loading:
+            in_rounds(ways, options, partial(save, "loading"), train=False)
+        if torch.cuda.is_available() and not options.no_training:
+            in_rounds(["synthetic", *ways], options, partial(save, "training"), train=True)
     print(json.dumps(document, indent=1))
-    if options.out:
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":
