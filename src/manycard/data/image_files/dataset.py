@@ -32,6 +32,11 @@ from manycard.errors import BatchError, SettingError
 __all__ = ["ImageFiles", "ImageSample"]
 
 
+_INHERITED: list[Backend] = []
+"""Backends of the process that this one was forked from. They are never ended here: their threads are not in this
+process, and a pipeline of DALI's that is taken down in a fork ends it."""
+
+
 class ImageSample(Sequence[Any]):
     """One sample that is not decoded yet; read as a pair, it is ``(image, label)``."""
 
@@ -52,14 +57,25 @@ class ImageSample(Sequence[Any]):
         return iter(self._pair())
 
     def _pair(self) -> tuple[Any, Any]:
-        image, _ = self.dataset.load([self.number], [self.seed])
-        return image[0], self.dataset.labels[self.number]
+        images, labels = self.dataset.load_batch([self.number], [self.seed])
+        return images[0], labels[0]
 
 
 def _collate_samples(samples: Sequence[ImageSample], *, collate_fn_map: Any = None) -> list[Any]:
-    dataset = samples[0].dataset
-    images, labels = dataset.load([sample.number for sample in samples], [sample.seed for sample in samples])
-    return [images, labels]
+    by_dataset: dict[int, list[int]] = {}
+    for place, sample in enumerate(samples):  # of several datasets where they were joined to one
+        by_dataset.setdefault(id(sample.dataset), []).append(place)
+    images, labels = [], []
+    for places in by_dataset.values():
+        some = [samples[place] for place in places]
+        found = some[0].dataset.load_batch([each.number for each in some], [each.seed for each in some])
+        images.append(found[0])
+        labels += found[1]
+    if len(images) == 1:
+        return [images[0], default_collate(labels)]
+    order = [place for places in by_dataset.values() for place in places]
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return [torch.cat(images)[back], default_collate([labels[place] for place in back])]
 
 
 # PyTorch's documented way of teaching its collating a new type of sample.
@@ -109,8 +125,8 @@ class ImageFiles(Dataset[Any]):
             raise IndexError(index)
         return ImageSample(self, index, random.getrandbits(64))
 
-    def load(self, indices: Sequence[int], seeds: Sequence[int]) -> tuple[Tensor, Any]:
-        """Decode the files at `indices`.
+    def load_batch(self, indices: Sequence[int], seeds: Sequence[int]) -> tuple[Tensor, list[Any]]:
+        """Decode the files at `indices`, with the views that `seeds` give.
 
         Returns:
             Images ``[n, 3, height, width]`` and their labels.
@@ -128,7 +144,7 @@ class ImageFiles(Dataset[Any]):
             images = found.images
             for row, source in self._stand_ins(requests, indices, found.bad).items():
                 images[row], chosen[row] = images[source], chosen[source]
-        return found.images, default_collate([self.labels[index] for index in chosen])
+        return found.images, [self.labels[index] for index in chosen]
 
     def _stand_ins(self, requests: Sequence[Request], indices: Sequence[int], bad: dict[int, str]) -> dict[int, int]:
         """For each bad row the row that takes its place."""
@@ -155,7 +171,10 @@ class ImageFiles(Dataset[Any]):
 
     def backend_for(self, requests: Sequence[Request]) -> Backend:
         """This process's backend; with ``backend="auto"`` the first call measures on `requests`."""
-        if self._backend is None or self._owner != os.getpid():
+        if self._backend is not None and self._owner != os.getpid():
+            _INHERITED.append(self._backend)
+            self._backend = None
+        if self._backend is None:
             self._backend = self._make_backend(requests)
             self._owner = os.getpid()
         return self._backend
@@ -181,7 +200,7 @@ class ImageFiles(Dataset[Any]):
         """End the backend's threads, processes and pipelines; the next batch starts them anew."""
         if self._backend is not None and self._owner == os.getpid():
             self._backend.close()
-        self._backend = None
+            self._backend = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_backend": None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,8 +54,7 @@ class Recipe:
 
     def scale_and_shift(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """What bytes are multiplied by and what is added then to normalise them: two tensors ``[3, 1, 1]``."""
-        std = torch.tensor(self.std, device=device).view(3, 1, 1)
-        return 1 / (255 * std), -torch.tensor(self.mean, device=device).view(3, 1, 1) / std
+        return _scale_and_shift(self.mean, self.std, torch.device(device))
 
     def empty(self, images: int) -> Tensor:
         """Room for a batch, on the host.
@@ -64,6 +64,13 @@ class Recipe:
         """
         shape, width = (images, 3, *self.size), self.dtype.itemsize
         return torch.from_numpy(np.empty(shape, dtype=f"i{width}" if width > 1 else "u1")).view(self.dtype)
+
+
+@functools.cache
+def _scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    # Kept, since sending numbers to a card waits for all that it was given before.
+    deviation = torch.tensor(std, device=device).view(3, 1, 1)
+    return 1 / (255 * deviation), -torch.tensor(mean, device=device).view(3, 1, 1) / deviation
 
 
 def make_recipe(

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 import manycard as mc
 from manycard.data import Feed, GlobalLoader
 from manycard.data.image_files import ImageFiles, ImageSample
+from manycard.data.image_files.backends.dali import Dali
 from manycard.errors import BatchError, SettingError
 
 SIZE = 32
@@ -74,8 +75,12 @@ def test_the_processs_own_draws_are_left_alone(photographs: Path) -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_it_is_a_dataset_for_pytorchs_own_loader(photographs: Path) -> None:
-    dataset = folder(photographs, backend="auto")
+@pytest.mark.parametrize("backend", ["threads", "torchvision", "dali", "auto"])
+def test_it_is_a_dataset_for_pytorchs_own_loader(backend: str, photographs: Path) -> None:
+    """Also where a worker is forked from a process whose backend works already."""
+    if backend == "dali" and Dali.missing():
+        pytest.skip("DALI is not installed")
+    dataset = folder(photographs, backend=backend)
     image, label = dataset[-1]
     assert image.shape == (3, SIZE, SIZE)
     assert label == 9
@@ -109,12 +114,28 @@ def test_training_on_two_cards_is_that_on_one(photographs: Path) -> None:
 
 def test_a_dataset_travels_to_other_processes(photographs: Path) -> None:
     dataset = folder(photographs)
-    images, labels = dataset.load([0, 1], [5, 6])
+    images, labels = dataset.load_batch([0, 1], [5, 6])
     loader = DataLoader(_Fixed(dataset), batch_size=2, num_workers=1, multiprocessing_context="spawn")
     others, other_labels = next(iter(loader))
     assert torch.equal(images, others)
-    assert torch.equal(labels, other_labels)
+    assert other_labels.tolist() == labels
     dataset.close()
+
+
+def test_datasets_can_be_joined_and_cut(photographs: Path, paths: list[str]) -> None:
+    """Each file is decoded by the dataset that it belongs to."""
+    one = mc.data.images(paths[:3], [10, 11, 12], SIZE, backend="threads")
+    two = mc.data.images(paths[3:6], [13, 14, 15], SIZE, backend="threads", dtype=torch.float32, mean=(0, 0, 0))
+    expected = torch.cat([one.load_batch([0, 1, 2], [0] * 3)[0], two.load_batch([0, 1, 2], [0] * 3)[0]])
+    order = [4, 0, 5, 2, 1, 3]
+    images, labels = next(iter(DataLoader(ConcatDataset([one, two]), batch_size=6, sampler=order)))
+    assert labels.tolist() == [14, 10, 15, 12, 11, 13]
+    assert torch.equal(images, expected[order])
+    images, labels = next(iter(DataLoader(Subset(one, [2, 0]), batch_size=2)))
+    assert labels.tolist() == [12, 10]
+    assert torch.equal(images, expected[[2, 0]])
+    one.close()
+    two.close()
 
 
 class _Fixed(Dataset[Any]):
