@@ -16,6 +16,7 @@ from manycard.data.image_files.augment import CentreCrop, RandomResizedCrop
 from manycard.data.image_files.backends import BACKENDS, Backend, DecodedBatch, Inline, make_backend, measure
 from manycard.data.image_files.backends.card import Card
 from manycard.data.image_files.backends.dali import Dali
+from manycard.data.image_files.backends.threads import Threads
 from manycard.data.image_files.recipe import Recipe, Request
 from manycard.errors import MissingExtraError, SettingError
 from tests.unit.data.image_files import odd
@@ -152,10 +153,16 @@ def test_a_file_that_only_the_decoder_finds_bad(name: str, paths: list[str], tmp
 
 def test_threads_leave_pytorchs_number_of_threads_alone(paths: list[str]) -> None:
     before = torch.get_num_threads()
-    backend = make("threads", TRAINING)
-    backend.load([Request(paths[0], 0)])
-    assert torch.get_num_threads() == before
-    backend.close()
+    torch.set_num_threads(3)
+    try:
+        backend = Threads(TRAINING, 2)
+        backend.load([Request(paths[0], 0)])
+        assert torch.get_num_threads() == 3
+        assert backend._pool is not None
+        assert backend._pool.submit(torch.get_num_threads).result() == 1
+        backend.close()
+    finally:
+        torch.set_num_threads(before)
 
 
 class Slow(Inline):
@@ -220,7 +227,8 @@ def test_worker_processes_end_when_the_script_is_killed(paths: list[str]) -> Non
         "import sys, time, psutil, torch\n"
         "from manycard.data.image_files.augment import CentreCrop\n"
         "from manycard.data.image_files.backends.processes import Processes\n"
-        "from manycard.data.image_files.recipe import Recipe, Request\n"
+        "from manycard.data.image_files.backends.threads import Threads
+from manycard.data.image_files.recipe import Recipe, Request\n"
         "if __name__ == '__main__':\n"
         "    Processes(Recipe((8, 8), CentreCrop()), 2).load([Request(sys.argv[1], 0)] * 8)\n"
         "    print(*[child.pid for child in psutil.Process().children()], flush=True)\n"

@@ -58,6 +58,7 @@ def _start(workers: int) -> ThreadPoolExecutor:
 
     def set_up() -> None:
         torch.set_num_threads(1)
+        torch.get_num_threads()  # a thread takes the number over once, when it is first asked for
         everyone.wait()
 
     for task in [pool.submit(set_up) for _ in range(workers)]:
