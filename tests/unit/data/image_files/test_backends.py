@@ -227,8 +227,7 @@ def test_worker_processes_end_when_the_script_is_killed(paths: list[str]) -> Non
         "import sys, time, psutil, torch\n"
         "from manycard.data.image_files.augment import CentreCrop\n"
         "from manycard.data.image_files.backends.processes import Processes\n"
-        "from manycard.data.image_files.backends.threads import Threads
-from manycard.data.image_files.recipe import Recipe, Request\n"
+        "from manycard.data.image_files.recipe import Recipe, Request\n"
         "if __name__ == '__main__':\n"
         "    Processes(Recipe((8, 8), CentreCrop()), 2).load([Request(sys.argv[1], 0)] * 8)\n"
         "    print(*[child.pid for child in psutil.Process().children()], flush=True)\n"
