@@ -49,15 +49,13 @@ def images(
         labels: one for each file; None for 0 everywhere.
         size: height and width of every image, or one number for both.
         augment: True for `RandomResizedCrop`, False for `CentreCrop`, or one of them with settings of its own.
-        backend: ``auto`` (measured on the first batch), ``threads``, ``torchvision`` (worker processes), ``dali``,
-            ``dali-mixed`` or ``card``.
+        backend: ``auto`` (measured on the first batch), ``threads``, ``torchvision``, ``dali``, ``dali-mixed``,
+            ``card``.
         workers: threads or processes that decode; all cores of the process by default.
-        cards: torch's indices, or what `Parallel.cards` holds: where ``card`` and ``dali-mixed`` decode. ``auto``
-            tries those only where cards are given.
+        cards: torch's indices, or `Parallel.cards`: where the last two decode; ``auto`` tries them only there.
         on_error: ``raise`` at a bad file, or ``skip`` it.
-        mean: of each channel, from 0 to 1.
-        std: of each channel, from 0 to 1.
-        dtype: of the images; ``torch.uint8`` leaves them as bytes that are not normalised.
+        mean: of each channel, from 0 to 1; so is `std`.
+        dtype: of the images; ``torch.uint8`` leaves bytes that are not normalised.
         classes: names of the labels.
 
     Returns:
