@@ -18,6 +18,7 @@ import torch
 from manycard.data.image_files.augment import Augment
 from manycard.data.image_files.backends.choose import check_name, default_workers
 from manycard.data.image_files.dataset import ImageFiles
+from manycard.data.image_files.places import own_devices
 from manycard.data.image_files.recipe import IMAGENET_MEAN, IMAGENET_STD, make_recipe
 from manycard.data.sampler import whole_number
 from manycard.errors import SettingError
@@ -86,7 +87,7 @@ def images(
         make_recipe(size, augment, mean, std, dtype),
         backend=backend,
         workers=default_workers() if workers is None else whole_number("workers", workers, 1, "leave it out"),
-        cards=_indices(cards),
+        cards=[device.index for device in own_devices(cards) if device.type == "cuda"] or None,
         on_error=on_error,
         classes=classes,
     )
@@ -126,11 +127,3 @@ def find_images(folder: Path) -> Iterator[str]:
         for name in sorted(names):
             if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
                 yield os.path.join(where, name)
-
-
-def _indices(cards: Sequence[Any] | None) -> list[int] | None:
-    """torch's indices of GPUs; None for none, or for simulated cards."""
-    if cards is None:
-        return None
-    devices = [torch.device("cuda", card) if isinstance(card, int) else torch.device(card.device) for card in cards]
-    return [device.index for device in devices if device.type == "cuda" and device.index is not None] or None

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from manycard.data.image_files.backends.choose import default_workers
 from manycard.data.image_files.backends.dali import Dali, tensor_of
+from manycard.data.image_files.places import own_devices
 from manycard.data.sampler import whole_number
 from manycard.engine.sizes import shard_sizes
 from manycard.errors import MissingExtraError, SettingError
@@ -52,20 +53,13 @@ def dali_pipeline(
     if Dali.missing():
         raise MissingExtraError("nvidia-dali-cuda130", "dali", "dali_pipeline")
     whole_number("batch_size", batch_size, 1, "give the size of the global batch, such as batch_size=64")
-    places = _places(cards)
+    # None is the host.
+    places = [device.index if device.type == "cuda" else None for device in own_devices(cards)] or [None]
     if batch_size < len(places):
         raise SettingError("batch_size", batch_size, f"there are {len(places)} cards", fix="give one sample a card")
     threads = max(1, (workers or default_workers()) // len(places))
     stream = _DaliStream(function, batch_size, reader, places, threads, arguments)
     return DataLoader(stream, batch_size=None)
-
-
-def _places(cards: Sequence[Any] | None) -> list[int | None]:
-    """For each pipeline its GPU; None for the host."""
-    if not cards:
-        return [None]
-    devices = [torch.device("cuda", card) if isinstance(card, int) else torch.device(card.device) for card in cards]
-    return [device.index if device.type == "cuda" else None for device in devices]
 
 
 class _DaliStream(IterableDataset[Any]):
