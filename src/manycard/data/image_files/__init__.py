@@ -8,6 +8,7 @@ batched    whole images -> views, in one pass on any device
 backends   threads, processes, DALI, a card; and choosing one
 dataset    files and labels, as a loader takes them
 folder     finding files, and the two functions for users
+places     which devices a process decodes on
 pipeline   a DALI pipeline of the user's own
 """
 
