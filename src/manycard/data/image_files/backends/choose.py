@@ -28,10 +28,10 @@ from manycard.errors import BatchError, MissingExtraError, SettingError
 __all__ = ["BACKENDS", "default_workers", "installed", "make_backend", "measure", "run_once"]
 
 BACKENDS: dict[str, type[Backend]] = {kind.name: kind for kind in (Threads, Processes, Dali, DaliMixed, Card)}
-_ROUNDS = 4
+_ROUNDS = 6
 _BEHIND = 0.7
 """A backend below this share of the fastest after the first round is left out."""
-_SECONDS = 0.4
+_SECONDS = 0.25
 """What one round of one backend is to take."""
 _FEWEST, _MOST = 32, 512
 """Images in one round."""
