@@ -19,6 +19,7 @@ import torch
 import typer
 
 from manycard.cli.bench import bench
+from manycard.cli.bench_data import bench_data
 from manycard.cli.doctor import doctor
 from manycard.cli.options import say
 from manycard.cli.run import run
@@ -42,7 +43,10 @@ app.command()(doctor)
 # Options that follow the script are the script's.
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command(context_settings={"allow_interspersed_args": False})(verify)
-app.command()(bench)
+_bench = typer.Typer(rich_markup_mode=None)
+_bench.callback(invoke_without_command=True)(bench)
+_bench.command("data")(bench_data)
+app.add_typer(_bench, name="bench")
 
 
 def _print_version(wanted: bool) -> None:

@@ -96,6 +96,7 @@ OutOption = Annotated[
 
 
 def bench(
+    context: typer.Context,
     *,
     workload: WorkloadOption = None,
     cards: CardsOption = None,
@@ -123,6 +124,8 @@ def bench(
       manycard bench --workload resnet50,gpt2 --precision bf16 --counts 1,2,4 --repeats 3
       manycard bench --workload mlp --cards cpu:2 --small
     """
+    if context.invoked_subcommand is not None:
+        return 0
     choice = choose_cards(cards or "all")
     settings = MatrixSettings(
         workloads=_names(workload) if workload is not None else ("digits",),
