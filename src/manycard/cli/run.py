@@ -62,6 +62,7 @@ class _Request:
     compile: bool = False
     channels_last: bool = False
     loader: str | None = None
+    graphs: bool = False
 
     def __post_init__(self) -> None:
         self.script.check()
@@ -76,6 +77,9 @@ class _Request:
             )
         if self.loader is not None and self.has_ranks:
             raise SettingError("--loader", self.loader, "ranks read with the script's own loaders", fix="leave it out")
+
+        if self.graphs and self.has_ranks:
+            raise SettingError("--graphs", self.strategy, "ranks run without CUDA graphs", fix="take --strategy dp")
 
     @property
     def has_ranks(self) -> bool:
@@ -149,6 +153,9 @@ def run(
             show_default=False,
         ),
     ] = None,
+    graphs: Annotated[
+        bool, typer.Option("--graphs", help="Replay training calls as CUDA graphs where they can be recorded.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Run a script on all the cards: one that uses manycard, or one written for a single card.
@@ -158,7 +165,7 @@ def run(
 
     A script that doesn't use manycard runs once, and each call of a module that it trains is spread over the cards.
     The first calls are compared with one card; what can't be spread stays on one, and is said. --sync-batchnorm,
-    --compile, --channels-last and --loader are for such scripts.
+    --compile, --channels-last, --loader and --graphs are for such scripts.
 
     \b
     Examples:
@@ -178,6 +185,7 @@ def run(
         compile_module,
         channels_last,
         loader,
+        graphs,
     )
     start = time.monotonic()
     folder, environment = os.getcwd(), dict(os.environ)
@@ -272,6 +280,7 @@ def _spread_settings(request: _Request, cards: Sequence[Card]) -> SpreadSettings
         autocast=None if request.precision in (None, "default") else precision.autocast,
         compile=request.compile,
         channels_last=request.channels_last,
+        graphs="auto" if request.graphs else "off",
     )
 
 

@@ -109,7 +109,7 @@ class SpreadCall:
         self._shards = {position: _Shard() for position in self.active}
         self._parts: dict[int, Any] = {}
         self._value: Any = None
-        self._spent = False
+        self.spent = False
 
     def run(self) -> Any:
         """Run forward and return the joined output, attached to the script's graph where gradients are enabled."""
@@ -201,7 +201,7 @@ class SpreadCall:
         self.engine.generators.follow_seed()
         self.draws = (self.engine.generators.state_dict(), torch.get_rng_state())
         self.parameters = {position: self.trainable(position) for position in self.active}
-        if self._graphs is not None and not self.whole:
+        if self._graphs is not None:
             self.way = self._graphs.way(self)
         self._value = self.join(self.way.forward(self))
         return list(tensors_in(self._value))
@@ -256,7 +256,7 @@ class SpreadCall:
 
     def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Gradients of the whole inputs and of the primary's parameters, given those of the outputs."""
-        if self._spent:
+        if self.spent:
             raise RuntimeError(USED_TWICE)
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         found = self.way.backward(self, gradients, keep=keep)
@@ -338,7 +338,7 @@ class SpreadCall:
 
     def _release(self) -> None:
         """Let go of the cards' graphs after their only backward pass."""
-        self._spent = True
+        self.spent = True
         self.leaves = []
         self._shards = {}
         self.way = Way()

@@ -24,6 +24,7 @@ Recording runs nothing on the cards, so one that fails leaves the call to run ea
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,9 +33,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from manycard.engine.batch import map_tensors, tensors_in
+from manycard.engine.batch import tensors_in
 from manycard.engine.graph_comparing import MOST_NOISE, TOLERANCE, Moment, due, relative_gap
-from manycard.engine.graph_kinds import MOST_KINDS, WARM_UP, Kinds, UnrepeatableError, signature
+from manycard.engine.graph_kinds import MOST_KINDS, WARM_UP, Kinds, UnrepeatableError, output_signature, signature
 from manycard.engine.recorded_call import RecordedCall
 from manycard.engine.recorder import Recorder
 from manycard.engine.unrepeatable import Looking, describe_error, unrepeatable_part
@@ -78,10 +79,15 @@ class CallGraphs:
         self._kinds = Kinds(_Kind, self.give_up)
         self._awaits: weakref.ref[SpreadCall] | None = None
         """The call whose activations are in the graphs' memory."""
+        self._begun: weakref.WeakKeyDictionary[SpreadCall, int] = weakref.WeakKeyDictionary()
+        """The calls with gradients that there are, and the thread of the script's that made each."""
 
     def way(self, call: SpreadCall) -> Way:
-        """How a call with gradients, none of whose inputs requires one, is to run."""
-        if self._off or not all(call.sizes) or _surrounded(call):
+        """How a call with gradients is to run."""
+        if self._off:
+            return _EAGER
+        self._begun[call] = threading.get_ident()
+        if call.whole or not all(call.sizes) or _surrounded(call):
             return _EAGER
         shards = call.shards()
         kind = self._kind(call, shards)
@@ -116,13 +122,23 @@ class CallGraphs:
         return kind
 
     def _record(self, call: SpreadCall, shards: Sequence[Any], kind: _Kind) -> bool:
-        if kind.pattern is None or not any(kind.pattern):
+        if kind.pattern is None or not any(kind.pattern) or self._other_thread_may_be_in_backward():
             return False
         try:
             kind.recorded = RecordedCall(self._recorders, call, shards, kind.pattern)
+        except UnrepeatableError as error:
+            self.give_up(str(error))
         except Exception as error:
             self.give_up(describe_error(error))
         return kind.recorded is not None
+
+    def _other_thread_may_be_in_backward(self) -> bool:
+        """Whether a backward pass of another thread's may hold the autograd thread that a recording needs.
+
+        It would wait for the cards' threads, which the recording holds, and the recording for it.
+        """
+        own = threading.get_ident()
+        return any(thread != own and not call.spent for call, thread in list(self._begun.items()))
 
     # ---- what ways tell ------------------------------------------------------------------------------------
 
@@ -274,7 +290,7 @@ class _Compared(_Replayed):
         self, call: SpreadCall, values: Sequence[Any], replayed: Sequence[Any], before: Moment, after: Moment
     ) -> bool:
         try:
-            found = [signature(map_tensors(Tensor.detach, value), "the output") for value in values]
+            found = [output_signature(value) for value in values]
         except UnrepeatableError as error:
             self._graphs.give_up(str(error))
             return False

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from manycard.engine.batch import children
 
-__all__ = ["MOST_KINDS", "WARM_UP", "Kinds", "UnrepeatableError", "signature"]
+__all__ = ["MOST_KINDS", "WARM_UP", "Kinds", "UnrepeatableError", "output_signature", "signature"]
 
 WARM_UP = 3
 """Passes before the first recording: kernels are chosen and optimizer states made in them."""
@@ -74,19 +74,42 @@ class Kinds(Generic[K]):
         self._known.clear()
 
 
-def signature(value: Any, what: str = "the batch") -> Any:
-    """What must be equal for a recorded graph to take or give a nesting.
+def signature(value: Any) -> Any:
+    """What must be equal for a recorded graph to take a part of a batch.
 
     Raises:
-        UnrepeatableError: it holds what can't be written into a graph's tensors; `what` names it.
+        UnrepeatableError: it holds what can't be written into a graph's tensors.
     """
+    return _signature(value, "the batch", _input)
+
+
+def output_signature(value: Any) -> Any:
+    """What must be equal for outputs to be of one kind.
+
+    Raises:
+        UnrepeatableError: they hold what a graph can't give anew.
+    """
+    return _signature(value, "the output", _output)
+
+
+def _signature(value: Any, what: str, of_tensor: Callable[[Tensor], Any]) -> Any:
     if isinstance(value, Tensor):
-        if value.layout is not torch.strided or value.requires_grad:
-            raise UnrepeatableError(f"{what} holds a sparse tensor, or one that requires gradients")
-        return value.shape, value.dtype, value.stride()
+        if value.layout is not torch.strided:
+            raise UnrepeatableError(f"{what} holds a sparse tensor")
+        return of_tensor(value)
     parts = children(value)
     if parts is not None:
-        return type(value), tuple((name, signature(part, what)) for name, part in parts)
+        return type(value), tuple((name, _signature(part, what, of_tensor)) for name, part in parts)
     if not isinstance(value, _PLAIN):
         raise UnrepeatableError(f"{what} holds a {type(value).__name__}")
     return type(value), value
+
+
+def _input(tensor: Tensor) -> Any:
+    if tensor.requires_grad:
+        raise UnrepeatableError("the batch holds a tensor that requires gradients")
+    return tensor.shape, tensor.dtype, tensor.stride()
+
+
+def _output(tensor: Tensor) -> Any:
+    return tensor.shape, tensor.dtype, tensor.requires_grad

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from manycard.engine.batch import map_tensors, tensors_in
 from manycard.engine.flat import FlatLayout, copy_all
 from manycard.engine.graph_check import saved_storages
-from manycard.engine.graph_kinds import UnrepeatableError, signature
+from manycard.engine.graph_kinds import UnrepeatableError, output_signature
 from manycard.engine.local_backward import local_gradients
 from manycard.engine.recorder import Recorder, make_room, own_inputs, without_autocast_cache
+from manycard.engine.stand_ins import StandIns
 
 if TYPE_CHECKING:
     from manycard.engine.boundary import SpreadCall
@@ -64,12 +65,12 @@ class RecordedCall:
         """Graphs know addresses only: what lies there stays for as long as they do."""
         self._inputs, own = own_inputs(engine.cards, shards)
         graphed: list[list[Tensor]] = [[] for _ in engine.cards]
+        stand_ins = [StandIns(module) for module in engine.replicas.modules]
         self._forwards, self._values = self._record(
             engine,
-            [partial(_forward, module, shard, outputs)
-             for module, shard, outputs in zip(engine.replicas.modules, own, graphed, strict=True)],
-        )  # fmt: skip
-        self.outputs = [signature(map_tensors(Tensor.detach, value), "the output") for value in self._values]
+            [partial(_forward, *each) for each in zip(engine.replicas.modules, stand_ins, own, graphed, strict=True)],
+        )
+        self.outputs = [output_signature(value) for value in self._values]
         """What tells the outputs of one kind of call from those of another."""
         saved = saved_storages(graphed[0])
         self._saved = [index for index, own in enumerate(self._parameters) if own.untyped_storage().data_ptr() in saved]
@@ -81,9 +82,11 @@ class RecordedCall:
         ]
         self._backwards, found = self._record(
             engine,
-            [partial(self._backward, position, call.trainable(position), outputs, roots[position])
-             for position, outputs in enumerate(graphed)],
-        )  # fmt: skip
+            [
+                partial(self._backward, position, stand_ins[position].of(call.trainable(position)), outputs, numbers)
+                for position, (outputs, numbers) in enumerate(zip(graphed, roots, strict=True))
+            ],
+        )
         self._used = [any(of_card) for of_card in zip(*found, strict=True)]
         for outputs in graphed:
             outputs.clear()  # and with them the cards' graphs: their memory is the next recording's
@@ -114,7 +117,6 @@ class RecordedCall:
             parameters,
             keep=False,
             accumulate=False,
-            hooked=parameters if position == 0 else [],
         )
         if any(gradient is not None and gradient.is_sparse for gradient in found):
             raise UnrepeatableError("a gradient is sparse")
@@ -200,10 +202,10 @@ class RecordedCall:
                 engine.generators.leave(position)
 
 
-def _forward(module: nn.Module, shard: Any, graphed: list[Tensor]) -> Any:
+def _forward(module: nn.Module, stand_ins: StandIns, shard: Any, graphed: list[Tensor]) -> Any:
     """Run a replica; its outputs without their graph, which stays behind `graphed`."""
     args, kwargs = shard
-    with torch.enable_grad():
+    with torch.enable_grad(), stand_ins.inside():
         value = module(*args, **kwargs)
     graphed[:] = tensors_in(value)
     return map_tensors(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), value)

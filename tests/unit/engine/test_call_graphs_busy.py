@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import manycard as mc
@@ -19,6 +19,7 @@ from tests.unit.engine.graphed import (
     Loop,
     Net,
     Normed,
+    adam,
     batches,
     compare,
     losses_of,
@@ -313,3 +314,39 @@ def test_copies_and_pickles_have_graphs_of_their_own() -> None:
         alone = copy.deepcopy(model.module)
         close(losses_of(twin, sgd(twin)), losses_of(alone, sgd(alone)))
     assert losses_of(model, sgd(model))
+
+
+def test_recording_while_other_calls_await_their_backward_pass_takes_nothing_from_them() -> None:
+    def loop(model: Any) -> list[Any]:
+        own, kept = sgd(model), []
+        wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        for x, labels in batches():
+            own.zero_grad()
+            losses = [F.cross_entropy(model(part), labels[: len(part)]) for part in (x, x[:7], x * 2, x[:7] * 2)]
+            for loss in losses:
+                gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+                kept.append(gradients)
+                for parameter, gradient in zip(wanted, gradients, strict=True):
+                    if gradient is not None:
+                        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+            own.step()
+        return kept
+
+    assert compare(Net, loop, 2).replays > 4
+
+
+def test_recurrent_and_tied_weights_are_replayed() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.GRU(6, 6, batch_first=True)
+            self.again = nn.GRU(6, 6, batch_first=True)
+            self.again.weight_hh_l0 = self.rnn.weight_hh_l0
+            self.norm = nn.utils.parametrizations.weight_norm(nn.Linear(6, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.again(self.rnn(x.unsqueeze(1))[0])[0].squeeze(1))
+
+    graphed = compare(Recurrent, lambda model: losses_of(model, adam(model)), 2)
+    assert graphed.replays > 8
+    assert not graphed.reasons
