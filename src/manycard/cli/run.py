@@ -79,7 +79,9 @@ class _Request:
             raise SettingError("--loader", self.loader, "ranks read with the script's own loaders", fix="leave it out")
 
         if self.graphs and self.has_ranks:
-            raise SettingError("--graphs", self.strategy, "ranks run without CUDA graphs", fix="take --strategy dp")
+            raise SettingError(
+                "--graphs", "on", "ranks run without CUDA graphs", fix="take --strategy dp, or leave it out"
+            )
 
     @property
     def has_ranks(self) -> bool:

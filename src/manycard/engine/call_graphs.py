@@ -74,6 +74,8 @@ class CallGraphs:
         self._say = give_up
         self._said: set[str] = set()
         self._off = False
+        self.replays = 0
+        """How many calls were replayed."""
         self._passes = 0
         self._looked = False
         self._kinds = Kinds(_Kind, self.give_up)
@@ -160,8 +162,9 @@ class CallGraphs:
             self.give_up(reason)
 
     def hold(self, call: SpreadCall) -> None:
-        """The graphs' memory holds what this call needs until it ends, or `release`."""
+        """A call is replayed: the graphs' memory holds what it needs until it ends, or `release`."""
         self._awaits = weakref.ref(call)
+        self.replays += 1
 
     def release(self) -> None:
         """The graphs' memory is free."""
