@@ -242,7 +242,7 @@ class _Replayed(_Learning):
     def forward(self, call: SpreadCall) -> list[Any]:
         self._graphs.hold(call)
         self._versions = self._recorded.versions
-        self._inputs = _versions(call)
+        self._before = _versions(call), [parameter._version for parameter in call.parameters[0]]
         values = self._recorded.forward(call.engine, self._shards)
         self._shards = ()
         return values
@@ -250,10 +250,10 @@ class _Replayed(_Learning):
     def backward(self, call: SpreadCall, gradients: Sequence[Tensor | None], *, keep: bool) -> list[Tensor | None]:
         self._recorded.check_unchanged(self._versions)
         if keep or _pattern(gradients) != self._recorded.pattern:
-            if self._inputs != _versions(call):
+            if self._before != (_versions(call), [parameter._version for parameter in call.parameters[0]]):
                 raise RuntimeError(
-                    "an input of the module has been modified by an inplace operation since its forward pass, which"
-                    " has to run again"
+                    "an input or a parameter of the module has been modified by an inplace operation since its forward"
+                    " pass, which has to run again for this backward pass"
                 )
             self._kind.pattern = _pattern(gradients)
             self._graphs.trouble(self._kind, _KEPT if keep else _OTHERS)
@@ -309,16 +309,36 @@ class _Compared(_Replayed):
         return self._judge(gap, noise, "outputs")
 
     def backward(self, call: SpreadCall, gradients: Sequence[Tensor | None], *, keep: bool) -> list[Tensor | None]:
-        found = _Learning.backward(self, call, gradients, keep=keep)
-        if self._alike and not keep and _pattern(gradients) == self._recorded.pattern:
-            gap = relative_gap(found, self._recorded.backward(call, gradients))
-            if gap > TOLERANCE:
-                call.forward_again()
-                noise = relative_gap(found, call.backward_eager(gradients, keep=False))
-                self._judge(gap, noise, "gradients")
+        alike = self._alike and not keep and _pattern(gradients) == self._recorded.pattern
+        found: list[Tensor | None] = []
+        try:
+            found = _Learning.backward(self, call, gradients, keep=keep)
+        except torch.OutOfMemoryError:
+            if not alike:
+                raise
+        if alike:
+            replayed = self._recorded.backward(call, gradients)
+            if found:
+                self._compare(call, gradients, found, replayed)
+            else:
+                found = replayed  # there was no room for an eager pass beside the graphs
         self._alike = False
         self._graphs.release()
         return found
+
+    def _compare(
+        self,
+        call: SpreadCall,
+        gradients: Sequence[Tensor | None],
+        found: list[Tensor | None],
+        replayed: list[Tensor | None],
+    ) -> None:
+        """Compare the eager call's gradients with the replay's."""
+        gap = relative_gap(found, replayed)
+        if gap > TOLERANCE:
+            call.forward_again()
+            noise = relative_gap(found, call.backward_eager(gradients, keep=False))
+            self._judge(gap, noise, "gradients")
 
     def _judge(self, gap: float, noise: float, what: str) -> bool:
         alike = gap <= TOLERANCE + min(4 * noise, MOST_NOISE)

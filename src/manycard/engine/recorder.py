@@ -60,7 +60,7 @@ class CudaRecorder(Recorder):
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._generator = torch.cuda.default_generators[device.index]
         self._device = device
-        self._pool: Any = None
+        self._keeper: tuple[Any, ...] = ()
         self._last: torch.cuda.Stream | None = None
         """The stream of the last replay."""
 
@@ -69,9 +69,8 @@ class CudaRecorder(Recorder):
         current = torch.cuda.current_stream(self._device)
         before = self._generator.clone_state()
         self._stream.wait_stream(current)
-        pool = {} if self._pool is None else {"pool": self._pool}
         with _no_collection(), torch.cuda.stream(self._stream):
-            graph.capture_begin(**pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=self._pool(), capture_error_mode="thread_local")
             try:
                 value = work()
             except BaseException:
@@ -86,13 +85,22 @@ class CudaRecorder(Recorder):
                 self._generator.graphsafe_set_state(before)
                 raise
         current.wait_stream(self._stream)
-        self._pool = graph.pool()
 
         def replay() -> None:
             graph.replay()
             self._last = torch.cuda.current_stream(self._device)
 
         return replay, value
+
+    def _pool(self) -> Any:
+        """The memory of all recordings. A pool that no graph uses any more can't be used again, so one graph stays."""
+        if not self._keeper:
+            graph, written = torch.cuda.CUDAGraph(), torch.zeros(1, device=self._device)
+            graph.capture_begin(capture_error_mode="thread_local")
+            written.zero_()
+            graph.capture_end()
+            self._keeper = graph, written
+        return self._keeper[0].pool()
 
     def catch_up(self) -> None:
         current = torch.cuda.current_stream(self._device)
