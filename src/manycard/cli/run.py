@@ -74,6 +74,7 @@ class _Request:
     compile: bool = False
     channels_last: bool = False
     loader: str | None = None
+    graphs: bool = False
 
     def __post_init__(self) -> None:
         self.script.check()
@@ -88,6 +89,10 @@ class _Request:
             )
         if self.loader is not None and self.has_ranks:
             raise SettingError("--loader", self.loader, "ranks read with the script's own loaders", fix="leave it out")
+        if self.graphs and self.has_ranks:
+            raise SettingError(
+                "--graphs", "on", "ranks run without CUDA graphs", fix="take --strategy dp, or leave it out"
+            )
 
     @property
     def has_ranks(self) -> bool:
@@ -148,6 +153,9 @@ _LoaderOption = Annotated[
         show_default=False,
     ),
 ]
+_GraphsOption = Annotated[
+    bool, typer.Option("--graphs", help="Replay training calls as CUDA graphs where they can be recorded.")
+]
 
 
 def run(
@@ -162,6 +170,7 @@ def run(
     compile_module: _CompileOption = False,
     channels_last: _ChannelsLastOption = False,
     loader: _LoaderOption = None,
+    graphs: _GraphsOption = False,
     as_json: JsonOption = False,
 ) -> int:
     """Run a script on all the cards: one that uses manycard, or one written for a single card.
@@ -171,7 +180,7 @@ def run(
 
     A script that doesn't use manycard runs once, and each call of a module that it trains is spread over the cards.
     The first calls are compared with one card; what can't be spread stays on one, and is said. --sync-batchnorm,
-    --compile, --channels-last and --loader are for such scripts.
+    --compile, --channels-last, --loader and --graphs are for such scripts.
 
     \b
     Examples:
@@ -191,6 +200,7 @@ def run(
         compile_module,
         channels_last,
         loader,
+        graphs,
     )
     return _carry_out(request)
 
@@ -289,6 +299,7 @@ def _spread_settings(request: _Request, cards: Sequence[Card]) -> SpreadSettings
         autocast=call_context(request.precision),
         compile=request.compile,
         channels_last=request.channels_last,
+        graphs="auto" if request.graphs else "off",
     )
 
 

@@ -8,6 +8,7 @@ sees a graph that spans cards. So backward runs on all cards at once, and hooks,
 Forward: each card's thread runs its replica on its shard; the primary's runs in the calling thread.
 Backward: each card's thread runs the backward pass of its own graph. The card whose autograd thread called runs
     its own right there: from another thread it would wait for itself. Gradients are added up on the primary.
+With CUDA graphs (`manycard.engine.call_graphs`), both are replays where they can be.
 With ``create_graph=True``: the forward pass is repeated on one graph that spans the cards, with the same random
     draws, and differentiated there; slower, and differentiable any number of times.
 
@@ -24,19 +25,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from manycard.engine.batch import map_tensors, tensors_in
+from manycard.engine.call_graphs import CallGraphs
 from manycard.engine.context import ThreadContext
+from manycard.engine.differentiated import backward_with_graph
 from manycard.engine.engine import Engine
 from manycard.engine.gradient_sum import GradientSum
 from manycard.engine.graph_check import GraphCheck
+from manycard.engine.graph_comparing import Moment
 from manycard.engine.input_copies import InputCopies
 from manycard.engine.joining import Join, join_values
 from manycard.engine.layout import Layout, Piece
 from manycard.engine.local_backward import USED_TWICE, local_gradients
-from manycard.engine.sync_batchnorm import SyncedBatchNorm
-from manycard.errors import ModelError
+from manycard.engine.ways import Way
 
 __all__ = ["SpreadCall"]
 
@@ -51,8 +53,10 @@ class _Leaf:
     """None for a tensor that one card alone has."""
 
     def joined(self, device: torch.device) -> Tensor:
-        moved = [part.detach().to(device, non_blocking=True) for part in self.parts]
-        return self.join.join(moved) if self.join is not None else moved[0]
+        """The whole on `device`, in memory of its own."""
+        if self.join is None:
+            return self.parts[0].detach().to(device, copy=True, non_blocking=True)
+        return self.join.join([part.detach().to(device, non_blocking=True) for part in self.parts])
 
     def gradient(self, whole: Tensor, index: int) -> Tensor:
         return self.join.gradient(whole, index) if self.join is not None else whole
@@ -77,6 +81,7 @@ class SpreadCall:
         layout: where the samples are in inputs and outputs.
         output: position of the card on which outputs are joined.
         check: remembers which graphs have been looked at.
+        graphs: what runs it as CUDA graphs where it can.
     """
 
     def __init__(
@@ -88,43 +93,48 @@ class SpreadCall:
         layout: Layout,
         output: int,
         check: GraphCheck,
+        graphs: CallGraphs | None = None,
     ) -> None:
-        self._engine = engine
-        self._batch = (args, kwargs)
-        self._sizes = list(sizes)
-        self._layout = layout
+        self.engine = engine
+        self.batch: tuple[tuple[Any, ...], dict[str, Any]] = (args, kwargs)
+        self.sizes = list(sizes)
+        self.leaves: list[_Leaf] = []
+        self.way = Way()
+        """How it runs on the cards."""
+        self._graphs = graphs
+        self.layout = layout
         self._output = output
         self._check = check
-        self._active = [position for position, size in enumerate(sizes) if size]
-        self._shards = {position: _Shard() for position in self._active}
+        self.active = [position for position, size in enumerate(sizes) if size]
+        self._shards = {position: _Shard() for position in self.active}
         self._parts: dict[int, Any] = {}
-        self._leaves: list[_Leaf] = []
         self._value: Any = None
-        self._spent = False
+        self.spent = False
 
     def run(self) -> Any:
         """Run forward and return the joined output, attached to the script's graph where gradients are enabled."""
         if not torch.is_grad_enabled():
             return self._run_without_graph()
-        self._whole = [tensor for tensor in tensors_in(self._batch) if tensor.requires_grad]
-        self._index = {id(tensor): index for index, tensor in enumerate(self._whole)}
-        parameters = self._trainable(0)
-        if not self._whole and not parameters:
+        self.whole = [tensor for tensor in tensors_in(self.batch) if tensor.requires_grad]
+        self._index = {id(tensor): index for index, tensor in enumerate(self.whole)}
+        parameters = self.trainable(0)
+        if not self.whole and not parameters:
             return self._run_without_graph()
-        outputs = iter(_Boundary.apply(self, *self._whole, *parameters))
+        outputs = iter(_Boundary.apply(self, *self.whole, *parameters))
         # The outputs hold this call through their graph; it must not hold them.
         value, self._value = self._value, None
         return map_tensors(lambda _: next(outputs), value)
 
     def _run_without_graph(self) -> Any:
         self._cut(leaves=False)
-        return self._join(self._engine.threads.run(self._jobs(self._forward), here=0))
+        return self.join(self.engine.threads.run(self._jobs(self._forward), here=0))
 
     def _jobs(self, job: Callable[[int], Any]) -> list[Callable[[], Any] | None]:
-        return [partial(job, position) if size else None for position, size in enumerate(self._sizes)]
+        return [partial(job, position) if size else None for position, size in enumerate(self.sizes)]
 
-    def _trainable(self, position: int) -> list[nn.Parameter]:
-        return [parameter for parameter in self._engine.replicas.parameters[position] if parameter.requires_grad]
+    def trainable(self, position: int) -> list[nn.Parameter]:
+        """A card's parameters that require gradients."""
+        return [parameter for parameter in self.engine.replicas.parameters[position] if parameter.requires_grad]
 
     # ---- forward -------------------------------------------------------------------------------------------
 
@@ -134,13 +144,13 @@ class SpreadCall:
         Args:
             leaves: the parts begin graphs of the cards' own.
         """
-        copies = self._engine.input_copies
+        copies = self.engine.input_copies
         with copies.apart():
-            for position in self._active:
+            for position in self.active:
                 self._parts[position] = self._cut_for(position, copies, leaves)
 
     def _cut_for(self, position: int, copies: InputCopies, leaves: bool) -> Any:
-        device, shard = self._engine.cards[position].device, self._shards[position]
+        device, shard = self.engine.cards[position].device, self._shards[position]
 
         def take(tensor: Tensor, piece: Piece | None) -> Tensor:
             own = tensor.detach() if leaves else tensor
@@ -150,100 +160,151 @@ class SpreadCall:
                 shard.inputs.append((self._index[id(tensor)], piece, part))
             return part
 
-        return self._layout.take_shard(self._batch, self._sizes, position, take)
+        return self.layout.take_shard(self.batch, self.sizes, position, take)
+
+    def shards(self) -> list[Any]:
+        """Each card's part of the batch where the batch is, in views."""
+
+        def take(tensor: Tensor, piece: Piece | None) -> Tensor:
+            return tensor.detach() if piece is None else piece.of(tensor.detach())
+
+        return [self.layout.take_shard(self.batch, self.sizes, position, take) for position in self.active]
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether a graph holds a reentrant checkpoint."""
+        return self._check.recomputes
 
     def _shard_on(self, position: int) -> Any:
         """A card's part of the batch, all of it there. Runs in the card's thread."""
-        device = self._engine.cards[position].device
+        device = self.engine.cards[position].device
         return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), self._parts.pop(position))
 
     def _forward(self, position: int) -> Any:
         """Run one card's replica on its shard, without a graph."""
         args, kwargs = self._shard_on(position)
-        return self._engine.replicas.modules[position](*args, **kwargs)
+        return self.engine.replicas.modules[position](*args, **kwargs)
 
     def _forward_with_graph(self, position: int) -> Any:
         """Run one card's replica on its shard, building the card's own graph from detached leaves."""
-        device = self._engine.cards[position].device
+        device = self.engine.cards[position].device
         with torch.enable_grad():
             args, kwargs = self._shard_on(position)
             nodes = torch._C._autograd._get_sequence_nr()
-            value = self._engine.replicas.modules[position](*args, **kwargs)
+            value = self.engine.replicas.modules[position](*args, **kwargs)
             self._check.look(position, device, torch._C._autograd._get_sequence_nr() - nodes, value)
         return value
 
     def forward_with_graph(self) -> list[Tensor]:
         """Run all cards and return the joined output tensors, detached."""
-        self.context = ThreadContext.capture(self._engine.threads.devices)
-        self._engine.generators.follow_seed()
-        self._draws = (self._engine.generators.state_dict(), torch.get_rng_state())
-        self._parameters = {position: self._trainable(position) for position in self._active}
-        self._cut(leaves=True)
-        values = self._engine.threads.run(self._jobs(self._forward_with_graph), here=0)
-        self._check.compare()
-        self._value = self._join(values)
+        self.context = ThreadContext.capture(self.engine.threads.devices)
+        self.engine.generators.follow_seed()
+        self.draws = (self.engine.generators.state_dict(), torch.get_rng_state())
+        self.parameters = {position: self.trainable(position) for position in self.active}
+        if self._graphs is not None:
+            self.way = self._graphs.way(self)
+        self._value = self.join(self.way.forward(self))
         return list(tensors_in(self._value))
+
+    def forward_eager(self) -> list[Any]:
+        """Run every card's replica, each building its own graph; their outputs, by card."""
+        self._cut(leaves=True)
+        values = self.engine.threads.run(self._jobs(self._forward_with_graph), here=0)
+        self._check.compare()
+        return values
+
+    def forward_again(self) -> None:
+        """Run forward once more in a backward pass, eager and with the same draws: cards have their own graphs then."""
+
+        def job(position: int) -> Any:
+            with self.context.entered(self.engine.cards[position].device):
+                return self._forward_with_graph(position)
+
+        before = Moment(self.engine.replicas.modules, self.engine.generators)
+        self.engine.generators.load_state_dict(self.draws[0])
+        torch.set_rng_state(self.draws[1])
+        self._cut(leaves=True)
+        try:
+            values = self.engine.threads.run(self._jobs(job), here=self._here)
+        finally:
+            before.restore()
+        self.join(values)
 
     @property
     def differentiable(self) -> list[bool]:
         """Of each output tensor, whether any card's part depends on a parameter or an input's gradient."""
-        return [any(part.requires_grad for part in leaf.parts) for leaf in self._leaves]
+        return [any(part.requires_grad for part in leaf.parts) for leaf in self.leaves]
 
-    def _join(self, values: list[Any]) -> Any:
-        device = self._engine.cards[self._output].device
-        sizes = [self._sizes[position] for position in self._active]
-        self._leaves = []
+    def join(self, values: Sequence[Any]) -> Any:
+        """Join what the cards gave, and remember how."""
+        device = self.engine.cards[self._output].device
+        sizes = [self.sizes[position] for position in self.active]
+        self.leaves = []
 
         def join_leaf(name: str, pairs: list[tuple[int, Tensor]]) -> Tensor:
             parts = tuple(tensor for _, tensor in pairs)
-            leaf = len(self._leaves)
-            join = self._layout.plan_join(leaf, parts, sizes, name) if len(pairs) == len(sizes) else None
-            self._leaves.append(_Leaf(tuple(self._active[index] for index, _ in pairs), parts, join))
-            return self._leaves[-1].joined(device)
+            leaf = len(self.leaves)
+            join = self.layout.plan_join(leaf, parts, sizes, name) if len(pairs) == len(sizes) else None
+            self.leaves.append(_Leaf(tuple(self.active[index] for index, _ in pairs), parts, join))
+            return self.leaves[-1].joined(device)
 
-        chosen = [values[position] for position in self._active]
-        listed = self._layout.lists_samples(self._batch, sum(self._sizes))
-        return join_values(chosen, sizes, self._layout.dim, join_leaf, listed=listed)
+        chosen = [values[position] for position in self.active]
+        listed = self.layout.lists_samples(self.batch, sum(self.sizes))
+        return join_values(chosen, sizes, self.layout.dim, join_leaf, listed=listed)
 
     # ---- backward ------------------------------------------------------------------------------------------
 
     def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Gradients of the whole inputs and of the primary's parameters, given those of the outputs."""
-        if self._spent:
+        if self.spent:
             raise RuntimeError(USED_TWICE)
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
-        total = GradientSum(self._engine.cards, self._parameters[0], self._engine.collective)
-        here = self._output if self._output in self._active else None
-        jobs = self._jobs(lambda position: self._backward_shard(position, gradients, keep, total))
-        pieces = self._engine.threads.run(jobs, here=here)
+        found = self.way.backward(self, gradients, keep=keep)
         if not keep:
             self._release()
-        inputs = [self._input_gradient(index, pieces) for index in range(len(self._whole))]
+        return found
+
+    def backward_with_graph(self, saved: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """As `backward`, so that the result can be differentiated again."""
+        self.way.differentiated()
+        return backward_with_graph(self, saved, gradients)
+
+    @property
+    def _here(self) -> int | None:
+        """The card whose autograd thread a backward pass of the script's is in, if it has samples."""
+        return self._output if self._output in self.active else None
+
+    def backward_eager(self, gradients: Sequence[Tensor | None], *, keep: bool) -> list[Tensor | None]:
+        """Run every card's backward pass; gradients of the whole inputs and of the primary's parameters."""
+        total = GradientSum(self.engine.cards, self.parameters[0], self.engine.collective)
+        jobs = self._jobs(lambda position: self._backward_shard(position, gradients, keep, total))
+        pieces = self.engine.threads.run(jobs, here=self._here)
+        inputs = [self._input_gradient(index, pieces) for index in range(len(self.whole))]
         return [*inputs, *total.on_primary()]
 
     def _backward_shard(
         self, position: int, gradients: Sequence[Tensor | None], keep: bool, total: GradientSum
     ) -> list[tuple[int, Piece | None, Tensor | None]]:
         """Run one card's backward pass; gives its parts of the input gradients."""
-        device = self._engine.cards[position].device
+        device = self.engine.cards[position].device
         roots, of_roots = [], []
-        for part, whole, leaf, index in self._parts_of(position, gradients):
+        for part, whole, leaf, index in self.parts_of(position, gradients):
             roots.append(part)
             of_roots.append(leaf.gradient(whole, index).to(device, non_blocking=True))
         inputs = self._shards[position].inputs
-        leaves = [*self._parameters[position], *(leaf for _, _, leaf in inputs)]
-        hooked = self._parameters[position] if position == 0 else []
+        leaves = [*self.parameters[position], *(leaf for _, _, leaf in inputs)]
+        hooked = self.parameters[position] if position == 0 else []
         gradients_found = local_gradients(
             roots, of_roots, leaves, keep=keep, accumulate=self._check.recomputes, hooked=hooked
         )
-        count = len(self._parameters[position])
+        count = len(self.parameters[position])
         total.collect(position, gradients_found[:count])
         return [
             (index, piece, gradient)
             for (index, piece, _), gradient in zip(inputs, gradients_found[count:], strict=True)
         ]
 
-    def _parts_of(
+    def parts_of(
         self, position: int, gradients: Sequence[Tensor | None], own: Sequence[Tensor] | None = None
     ) -> Iterator[tuple[Tensor, Tensor, _Leaf, int]]:
         """A card's output tensors that take part in backward, with the whole's gradient and how to cut it.
@@ -252,7 +313,7 @@ class SpreadCall:
             own: the card's output tensors; those of the forward pass where None.
         """
         number = 0
-        for leaf, whole in zip(self._leaves, gradients, strict=True):
+        for leaf, whole in zip(self.leaves, gradients, strict=True):
             if position not in leaf.positions:
                 continue
             index = leaf.positions.index(position)
@@ -263,7 +324,7 @@ class SpreadCall:
 
     def _input_gradient(self, index: int, pieces: Sequence[Any]) -> Tensor | None:
         """Join the cards' parts of one whole input's gradient."""
-        whole = self._whole[index]
+        whole = self.whole[index]
         total: Tensor | None = None
         for of_card in pieces:
             for of, piece, gradient in of_card or ():
@@ -277,67 +338,11 @@ class SpreadCall:
 
     def _release(self) -> None:
         """Let go of the cards' graphs after their only backward pass."""
-        self._spent = True
-        self._leaves = []
+        self.spent = True
+        self.leaves = []
         self._shards = {}
-        self._batch = ((), {})
-
-    # ---- backward of backward ------------------------------------------------------------------------------
-
-    def backward_with_graph(self, saved: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """As `backward`, on a graph of its own, so that the result can be differentiated again."""
-        if any(isinstance(part, SyncedBatchNorm) for part in self._engine.replicas.module.modules()):
-            raise ModelError(
-                "create_graph=True doesn't go through BatchNorm synchronised between cards",
-                fix="use GroupNorm or LayerNorm in the part that needs a gradient of a gradient",
-            )
-        wholes = [tensor.view_as(tensor) for tensor in saved]
-        # What the script has frozen since the forward pass gets no gradient.
-        wanted = [index for index, whole in enumerate(wholes) if whole.requires_grad]
-        total: list[Tensor | None] = [None] * len(wholes)
-        with self._engine.generators.preserved():
-            self._engine.generators.load_state_dict(self._draws[0])
-            torch.set_rng_state(self._draws[1])
-            outputs = {position: self._repeat(position, wholes) for position in self._active}
-        for position in self._active:
-            roots, of_roots = [], []
-            for part, whole, leaf, index in self._parts_of(position, gradients, outputs[position]):
-                roots.append(part)
-                of_roots.append(leaf.gradient(whole, index).to(part.device))
-            if roots:
-                wrt = [wholes[index] for index in wanted]
-                found = torch.autograd.grad(roots, wrt, of_roots, create_graph=True, allow_unused=True)
-                for index, gradient in zip(wanted, found, strict=True):
-                    before = total[index]
-                    total[index] = gradient if before is None else before if gradient is None else before + gradient
-        return total
-
-    def _repeat(self, position: int, wholes: Sequence[Tensor]) -> list[Tensor]:
-        """Run one card's forward pass again, as a function of the whole inputs and the primary's parameters."""
-        device, module = self._engine.cards[position].device, self._engine.replicas.modules[position]
-        inputs = {id(tensor): wholes[index] for index, tensor in enumerate(self._whole)}
-
-        def take(tensor: Tensor, piece: Piece | None) -> Tensor:
-            tensor = inputs.get(id(tensor), tensor)
-            return (tensor if piece is None else piece.of(tensor)).to(device)
-
-        chosen = {id(parameter) for parameter in self._parameters[position]}
-        names = [name for name, parameter in module.named_parameters() if id(parameter) in chosen]
-        swapped = dict(zip(names, (whole.to(device) for whole in wholes[len(self._whole) :]), strict=True))
-        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        written = [(part, dict(part.__dict__)) for part in module.modules()]
-        self._engine.generators.enter(position)
-        try:
-            with self.context.entered(device), torch.enable_grad():
-                args, kwargs = self._layout.take_shard(self._batch, self._sizes, position, take)
-                value = functional_call(module, {**swapped, **buffers}, args, kwargs)
-        finally:
-            self._engine.generators.leave(position)
-            # This forward pass is no step of the script's: what it wrote is taken back.
-            for part, attributes in written:
-                part.__dict__.clear()
-                part.__dict__.update(attributes)
-        return list(tensors_in(value))
+        self.way = Way()
+        self.batch = ((), {})
 
 
 class _Boundary(torch.autograd.Function):

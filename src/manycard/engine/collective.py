@@ -29,8 +29,8 @@ class Collective(ABC):
         """Put the sum of all into each, bit-equal on every card."""
 
     @abstractmethod
-    def reduce(self, tensors: Sequence[Tensor]) -> None:
-        """Put the sum of all into the first."""
+    def reduce(self, tensors: Sequence[Tensor], into: Tensor | None = None) -> None:
+        """Put the sum of all into the first, or `into` a further tensor of the primary's."""
 
     @abstractmethod
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
@@ -44,8 +44,8 @@ class SumsOnHost(Collective):
         self.reduce(tensors)
         self.broadcast(tensors)
 
-    def reduce(self, tensors: Sequence[Tensor]) -> None:
-        first = tensors[0]
+    def reduce(self, tensors: Sequence[Tensor], into: Tensor | None = None) -> None:
+        first = tensors[0] if into is None else into.copy_(tensors[0])
         for tensor in tensors[1:]:
             first.add_(tensor.to(first.device, non_blocking=True))
 
@@ -60,8 +60,8 @@ class Nccl(Collective):
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
         nccl.all_reduce([_real(tensor) for tensor in tensors])  # type: ignore[no-untyped-call]
 
-    def reduce(self, tensors: Sequence[Tensor]) -> None:
-        nccl.reduce([_real(tensor) for tensor in tensors], _real(tensors[0]), root=0)
+    def reduce(self, tensors: Sequence[Tensor], into: Tensor | None = None) -> None:
+        nccl.reduce([_real(tensor) for tensor in tensors], _real(tensors[0] if into is None else into), root=0)
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         nccl.broadcast([tensor.view(torch.uint8) for tensor in tensors], root=0)

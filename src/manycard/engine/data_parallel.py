@@ -44,10 +44,12 @@ class DataParallel(nn.DataParallel[nn.Module]):
             `choose_cards`, or what ``--cards`` takes, such as ``"cpu:2"`` for two simulated cards.
         output_device: where outputs are joined: a GPU of `device_ids`, ``"balanced"`` or ``"rotate"``.
         dim: the dimension of inputs and outputs that counts samples.
+        graphs: ``"auto"`` replays training calls as CUDA graphs where it can, ``"on"`` raises where it can't.
 
     Raises:
         CardsError: a card isn't there.
-        SettingError: `output_device` is none of the cards.
+        SettingError: `output_device` is none of the cards; `graphs` is ``"on"`` and there can be none.
+        GraphError: `graphs` is ``"on"``, and a call can't be graphed.
         ModelError: the module can't be copied to other cards (at the first call).
 
     Example:
@@ -62,6 +64,8 @@ class DataParallel(nn.DataParallel[nn.Module]):
         device_ids: str | int | Sequence[int | torch.device | Card] | None = None,
         output_device: int | str | torch.device | None = None,
         dim: int = 0,
+        *,
+        graphs: str = "off",
     ) -> None:
         nn.Module.__init__(self)
         for name in ("scatter", "replicate", "parallel_apply", "gather"):
@@ -78,7 +82,8 @@ class DataParallel(nn.DataParallel[nn.Module]):
         self._output = _output_position(output_device, self.cards)
         self._output_rule = output_device if isinstance(output_device, str) else None
         self._calls = 0
-        self._spreader: Spreader | None = Spreader(self.module, self.cards)
+        self._graphs = graphs
+        self._spreader: Spreader | None = Spreader(self.module, self.cards, graphs)
 
     @property
     def engine(self) -> Engine:
@@ -149,7 +154,7 @@ class DataParallel(nn.DataParallel[nn.Module]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._spreader = Spreader(self.module, self.cards)
+        self._spreader = Spreader(self.module, self.cards, self._graphs)
 
 
 # A compiled script must not look into a call that spans threads. This is the mark that torch.compiler.disable leaves;

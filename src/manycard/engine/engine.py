@@ -77,10 +77,6 @@ class Engine:
         self._made = 0
         """How often buckets were made."""
         self._made_for: Any = None
-        self._changes = 0
-        """How often the script has changed the module in another way than between training and evaluation."""
-        self._modes: tuple[bool, ...] = ()
-        """Of each submodule, whether it trains."""
 
     def share_generators(self, generators: CardGenerators) -> None:
         """Draw from the random states that all models of one run share."""
@@ -134,8 +130,8 @@ class Engine:
             losses = work.eager()
         else:
             self.generators.follow_seed()
-            self._made_for = self._made, self._changes, self.replicas.addresses()
-            losses = graphs.passes.run(work, self._made_for, self._modes)
+            self._made_for = self._made, self.replicas.changes, self.replicas.addresses()
+            losses = graphs.passes.run(work, self._made_for, self.replicas.modes)
         results = [(size, loss.value, loss.count) for size, loss in zip(sizes, losses, strict=True) if loss is not None]
         return results, samples
 
@@ -200,10 +196,7 @@ class Engine:
     def refresh(self, *, statistics: bool) -> None:
         """Bring the replicas to the primary's structure, parameters and buffers where they may differ."""
         self.threads.finish()
-        changed = self.replicas.follow()
-        if changed:
-            self._changes += changed != {"training"}
-            self._modes = tuple(part.training for part in self.replicas.module.modules())
+        self.replicas.follow()
         if self._apart or self._send_always or self.replicas.moved or self.stepped_alone:
             self.replicas.send_parameters()
         self.replicas.send_buffers(statistics=statistics)

@@ -7,7 +7,8 @@ foreign tensor adds nodes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import contextlib
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -95,6 +96,21 @@ def nodes_of(roots: list[Node]) -> Iterator[Node]:
             if following is not None and following not in seen:
                 seen.add(following)
                 waiting.append(following)
+
+
+def saved_storages(outputs: Iterable[Tensor]) -> set[int]:
+    """Where the memory begins of all that the graph behind `outputs` has saved for its backward pass."""
+    found: set[int] = set()
+    for node in nodes_of([output.grad_fn for output in outputs if output.grad_fn is not None]):
+        for name in (*(name for name in dir(node) if name.startswith("_saved_")), "saved_tensors"):
+            with contextlib.suppress(RuntimeError, AttributeError):
+                held = getattr(node, name)
+                found.update(
+                    tensor.untyped_storage().data_ptr()
+                    for tensor in (held if isinstance(held, tuple | list) else (held,))
+                    if isinstance(tensor, Tensor)
+                )
+    return found
 
 
 def _check_device(found: torch.device, device: torch.device, what: str) -> None:

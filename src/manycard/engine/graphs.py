@@ -1,4 +1,4 @@
-"""What a train step replays as CUDA graphs, and how it says why it doesn't."""
+"""What a train step or a module's calls replay as CUDA graphs, and how they say why they don't."""
 
 from __future__ import annotations
 
@@ -6,12 +6,32 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 
-from manycard.engine.recorder import Recorder
+from manycard.cards.card import Card
+from manycard.engine.call_graphs import CallGraphs
+from manycard.engine.recorder import Recorder, make_recorders
 from manycard.engine.step_graphs import StepGraphs
 from manycard.engine.update_graphs import UpdateGraphs
-from manycard.errors import GraphError
+from manycard.errors import GraphError, SettingError
 
-__all__ = ["Graphs"]
+__all__ = ["Graphs", "Reasons", "make_call_graphs"]
+
+
+class Reasons:
+    """Says why something runs without CUDA graphs.
+
+    Args:
+        required: raise instead.
+    """
+
+    def __init__(self, *, required: bool) -> None:
+        self._required = required
+        self.given: list[str] = []
+
+    def give(self, what: str, reason: str) -> None:
+        self.given.append(f"{what} without CUDA graphs: {reason}")
+        if self._required:
+            raise GraphError(f'graphs="on", but {reason}', fix='change that, or take graphs="auto"')
+        warnings.warn(self.given[-1], stacklevel=2)
 
 
 class Graphs:
@@ -23,14 +43,28 @@ class Graphs:
     """
 
     def __init__(self, recorders: Sequence[Recorder], *, required: bool = False) -> None:
-        self._required = required
-        self.passes = StepGraphs(recorders, partial(self._give_up, "forward and backward run"))
-        self.updates = UpdateGraphs(recorders, partial(self._give_up, "updates run"))
-        self.reasons: list[str] = []
+        reasons = Reasons(required=required)
+        self.passes = StepGraphs(recorders, partial(reasons.give, "forward and backward run"))
+        self.updates = UpdateGraphs(recorders, partial(reasons.give, "updates run"))
+        self.reasons = reasons.given
         """Why something runs eager."""
 
-    def _give_up(self, what: str, reason: str) -> None:
-        self.reasons.append(f"{what} without CUDA graphs: {reason}")
-        if self._required:
-            raise GraphError(f'graphs="on", but {reason}', fix='change that, or leave graphs="auto"')
-        warnings.warn(self.reasons[-1], stacklevel=2)
+
+def make_call_graphs(cards: Sequence[Card], mode: str) -> CallGraphs | None:
+    """The graphs of a module's spread calls; None where there are none.
+
+    Args:
+        mode: ``"off"``, ``"auto"``, or ``"on"``, which raises where calls can't be graphed.
+
+    Raises:
+        SettingError: there is no such mode, or it is ``"on"`` and the cards have no graphs.
+    """
+    if mode not in ("off", "auto", "on"):
+        raise SettingError("graphs", mode, "there is no such mode", fix='write "off", "auto" or "on"')
+    recorders = make_recorders(cards) if mode != "off" and len(cards) > 1 else []
+    if recorders:
+        return CallGraphs(recorders, partial(Reasons(required=mode == "on").give, "calls of the module run"))
+    if mode == "on":
+        why = "calls on one card are not graphed" if len(cards) == 1 else "simulated cards have no CUDA graphs"
+        raise SettingError("graphs", mode, why, fix='take graphs="auto"')
+    return None

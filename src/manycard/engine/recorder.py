@@ -4,6 +4,7 @@
     * What is recorded does not run; each replay runs it on the card's current stream, on the same memory.
     * All graphs of a card share one memory pool, which is safe because replays of one card never overlap and hand
       their results over before the next begins.
+    * The script may switch streams between replays: `catch_up` keeps them in order then.
     * A recording that fails leaves the card as it was: its random generator, which PyTorch leaves in a state in which
       the next draw raises, is given back the state from before.
 
@@ -19,10 +20,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from manycard.cards.card import Card
+from manycard.engine.batch import map_tensors
 
-__all__ = ["CudaRecorder", "Recorder", "make_recorders"]
+__all__ = ["CudaRecorder", "Recorder", "make_recorders", "make_room", "own_inputs", "without_autocast_cache"]
 
 T = TypeVar("T")
 
@@ -41,6 +44,9 @@ class Recorder(ABC):
             Exception: it can't be recorded, or `work` raised.
         """
 
+    def catch_up(self) -> None:
+        """Let what comes next on the card wait for the last replay, should that have run on another stream."""
+
 
 class CudaRecorder(Recorder):
     """Records CUDA graphs on one GPU.
@@ -54,16 +60,17 @@ class CudaRecorder(Recorder):
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._generator = torch.cuda.default_generators[device.index]
         self._device = device
-        self._pool: Any = None
+        self._keeper: tuple[Any, ...] = ()
+        self._last: torch.cuda.Stream | None = None
+        """The stream of the last replay."""
 
     def record(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self._device)
         before = self._generator.clone_state()
         self._stream.wait_stream(current)
-        pool = {} if self._pool is None else {"pool": self._pool}
         with _no_collection(), torch.cuda.stream(self._stream):
-            graph.capture_begin(**pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=self._pool(), capture_error_mode="thread_local")
             try:
                 value = work()
             except BaseException:
@@ -78,8 +85,27 @@ class CudaRecorder(Recorder):
                 self._generator.graphsafe_set_state(before)
                 raise
         current.wait_stream(self._stream)
-        self._pool = graph.pool()
-        return graph.replay, value
+
+        def replay() -> None:
+            graph.replay()
+            self._last = torch.cuda.current_stream(self._device)
+
+        return replay, value
+
+    def _pool(self) -> Any:
+        """The memory of all recordings. A pool that no graph uses any more can't be used again, so one graph stays."""
+        if not self._keeper:
+            graph, written = torch.cuda.CUDAGraph(), torch.zeros(1, device=self._device)
+            graph.capture_begin(capture_error_mode="thread_local")
+            written.zero_()
+            graph.capture_end()
+            self._keeper = graph, written
+        return self._keeper[0].pool()
+
+    def catch_up(self) -> None:
+        current = torch.cuda.current_stream(self._device)
+        if self._last is not None and self._last != current:
+            current.wait_stream(self._last)
 
 
 @contextlib.contextmanager
@@ -92,6 +118,41 @@ def _no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def without_autocast_cache() -> Iterator[None]:
+    """Cast weights anew inside: those cast before a recording are not those of a replay."""
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+
+
+def make_room(cards: Sequence[Card]) -> None:
+    """Before recording, give back the memory that eager passes took: it is for the graphs now."""
+    if not any(card.simulated for card in cards):
+        for card in cards:
+            torch.cuda.synchronize(card.device)
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def own_inputs(cards: Sequence[Card], shards: Sequence[Any]) -> tuple[list[list[Tensor]], list[Any]]:
+    """Copies of every card's shard, for replays to read from: their tensors, and the shards made of them."""
+    inputs, own = [], []
+    for card, shard in zip(cards, shards, strict=True):
+        tensors: list[Tensor] = []
+
+        def copy(tensor: Tensor, card: Card = card, tensors: list[Tensor] = tensors) -> Tensor:
+            tensors.append(torch.empty_like(tensor, device=card.device).copy_(tensor))
+            return tensors[-1]
+
+        own.append(map_tensors(copy, shard))
+        inputs.append(tensors)
+    return inputs, own
 
 
 def make_recorders(cards: Sequence[Card]) -> list[Recorder]:

@@ -48,6 +48,10 @@ class Replicas:
         self.cards = tuple(cards)
         self.generation = 0
         """Moves whenever replicas are made anew."""
+        self.changes = 0
+        """How often the script has changed the module in another way than between training and evaluation."""
+        self.modes: tuple[bool, ...] = ()
+        """Of each submodule, whether it trains."""
         self.modules: list[nn.Module] = [module]
         self.parameters: list[list[nn.Parameter]] = []
         """Each card's parameters, in the order of ``module.parameters()``."""
@@ -74,7 +78,7 @@ class Replicas:
         """
         if self._watch is None or self._watch.structure_changed() or self._kinds != _kinds(self.parameters[0]):
             self._make()
-            return {"structure"}
+            return self._noted({"structure"})
         changes = self._watch.changes()
         for copier, modules in zip(self._copiers, self._parts[1:], strict=True):
             for change in changes:
@@ -85,7 +89,13 @@ class Replicas:
                         value = copier.copy_of(self._watch.value(change), change.name)
                     modules[change.module].__dict__[change.name] = value
         self._follow_flags()
-        return {change.name for change in changes}
+        return self._noted({change.name for change in changes})
+
+    def _noted(self, changed: set[str]) -> set[str]:
+        if changed:
+            self.changes += changed != {"training"}
+            self.modes = tuple(part.training for part in self.module.modules())
+        return changed
 
     def absorb(self) -> list[str]:
         """Take note of what a forward pass wrote on the primary, and say once which of it differs between cards.

@@ -20,6 +20,7 @@ from manycard.engine.batch import move
 from manycard.engine.boundary import SpreadCall
 from manycard.engine.engine import Engine
 from manycard.engine.graph_check import GraphCheck
+from manycard.engine.graphs import make_call_graphs
 from manycard.engine.layout import Layout
 
 __all__ = ["Spreader"]
@@ -31,9 +32,11 @@ class Spreader:
     Args:
         module: the script's module, already on the primary card.
         cards: the cards, the primary first.
+        graphs: ``"auto"`` runs calls as CUDA graphs where it can; ``"on"`` raises where it can't.
     """
 
-    def __init__(self, module: nn.Module, cards: Sequence[Card]) -> None:
+    def __init__(self, module: nn.Module, cards: Sequence[Card], graphs: str = "off") -> None:
+        self.graphs = make_call_graphs(cards, graphs)
         self.engine = Engine(module, cards)
         self._check = GraphCheck()
 
@@ -85,7 +88,7 @@ class Spreader:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sequence[int], layout: Layout, output: int = 0
     ) -> Any:
         """As `call`, right after `prepare`; the caller holds the engine's lock around both."""
-        value = SpreadCall(self.engine, args, kwargs, sizes, layout, output, self._check).run()
+        value = SpreadCall(self.engine, args, kwargs, sizes, layout, output, self._check, self.graphs).run()
         self.engine.replicas.absorb()
         return value
 

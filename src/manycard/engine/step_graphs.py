@@ -16,7 +16,6 @@ Recording runs nothing on the cards, so one that fails leaves the eager pass bef
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,28 +24,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manycard.engine.batch import children, map_tensors, tensors_in
+from manycard.engine.batch import tensors_in
+from manycard.engine.graph_comparing import MOST_NOISE, TOLERANCE, Moment, due, relative_gap
+from manycard.engine.graph_kinds import WARM_UP, Kinds, UnrepeatableError, signature
 from manycard.engine.loss import ShardLoss
 from manycard.engine.passes import Pass
-from manycard.engine.recorder import Recorder
+from manycard.engine.recorder import Recorder, make_room, own_inputs, without_autocast_cache
 from manycard.engine.unrepeatable import Looking, describe_error, sparse_gradient, unrepeatable_part
 
 __all__ = ["StepGraphs"]
-
-_WARM_UP = 3
-"""Passes before the first recording: kernels are chosen and optimizer states made in them."""
-_MOST_KINDS = 8
-_COMPARED = frozenset({1, 2, 8, 64, 512})
-_COMPARED_EVERY = 4096
-_TOLERANCE = 1e-4
-"""How far a replay's gradients may lie from an eager pass's, relative, where eager passes give the same each time."""
-_MOST_NOISE = 2e-2
-"""How far at most, where they don't."""
-_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
-
-
-class _UnrepeatableError(Exception):
-    """A micro-batch holds what a graph can't be given anew."""
 
 
 class _Recorded:
@@ -79,8 +65,7 @@ class _Recorded:
     @property
     def due(self) -> bool:
         """Whether the next replay is to be compared."""
-        following = self._count + 1
-        return following in _COMPARED or following % _COMPARED_EVERY == 0
+        return due(self._count + 1)
 
     def replay(self, work: Pass) -> list[ShardLoss | None]:
         """Run it on this micro-batch; fresh losses come back on the primary."""
@@ -127,9 +112,7 @@ class StepGraphs:
         self._off = False
         self._passes = 0
         self._looked = False
-        self._kinds: dict[Any, _Kind] = {}
-        self._made_for: Any = None
-        self._restless = 0
+        self._kinds = Kinds(_Kind, self._give_up)
 
     def run(self, work: Pass, made_for: Any, modes: Any) -> list[ShardLoss | None]:
         """Run a micro-batch, by graphs where there are any.
@@ -146,7 +129,7 @@ class StepGraphs:
             return self._compared(work, recorded) if recorded.due else recorded.replay(work)
         self._passes += 1
         kind.seen += 1
-        if self._passes >= _WARM_UP and not self._looked:
+        if self._passes >= WARM_UP and not self._looked:
             return self._look(work)
         return self._record(kind, work) if self._looked and kind.seen >= 2 else work.eager()
 
@@ -156,22 +139,12 @@ class StepGraphs:
         self._say(reason)
 
     def _kind(self, work: Pass, made_for: Any, modes: Any) -> _Kind | None:
-        if made_for != self._made_for:
-            self._restless += not any(kind.recorded for kind in self._kinds.values())
-            self._kinds.clear()
-            self._made_for = made_for
-            if self._restless > _MOST_KINDS:
-                self._give_up("the script changes the module between steps, again and again")
-                return None
         try:
-            key = modes, tuple(_signature(shard) for shard in work.shards)
-        except _UnrepeatableError as error:
+            key = modes, tuple(signature(shard) for shard in work.shards)
+        except UnrepeatableError as error:
             self._give_up(str(error))
             return None
-        kind = self._kinds.get(key)
-        if kind is None and len(self._kinds) < _MOST_KINDS:
-            kind = self._kinds[key] = _Kind()
-        return kind
+        return self._kinds.find(made_for, key)
 
     def _look(self, work: Pass) -> list[ShardLoss | None]:
         """The last pass of the warm-up, watched for what can't be repeated."""
@@ -189,7 +162,7 @@ class StepGraphs:
     # ---- recording -----------------------------------------------------------------------------------------
 
     def _record(self, kind: _Kind, work: Pass) -> list[ShardLoss | None]:
-        before = _Moment(work)
+        before = _moment(work)
         results = work.eager()
         used, *others = [work.buckets.used(position) for position in range(len(work.sizes))]
         if not used or any(other != used for other in others):
@@ -207,21 +180,8 @@ class StepGraphs:
 
     def _recorded(self, work: Pass, used: frozenset[int]) -> _Recorded:
         cards = work.replicas.cards
-        if not any(card.simulated for card in cards):
-            for card in cards:
-                torch.cuda.synchronize(card.device)
-            gc.collect()
-            torch.cuda.empty_cache()  # what eager passes took is for the graphs now
-        inputs, shards = [], []
-        for card, shard in zip(cards, work.shards, strict=True):
-            tensors: list[Tensor] = []
-
-            def own(tensor: Tensor, card: Any = card, tensors: list[Tensor] = tensors) -> Tensor:
-                tensors.append(torch.empty_like(tensor, device=card.device).copy_(tensor))
-                return tensors[-1]
-
-            shards.append(map_tensors(own, shard))
-            inputs.append(tensors)
+        make_room(cards)
+        inputs, shards = own_inputs(cards, work.shards)
         weights = [torch.ones((), device=card.device) for card in cards]
         if work.first:
             work.buckets.detach()
@@ -241,18 +201,14 @@ class StepGraphs:
             loss = work.run_on(position, shard, lambda _: weight)
             return ShardLoss(loss.value.detach(), loss.count)
 
-        cached = torch.is_autocast_cache_enabled()
-        torch.set_autocast_cache_enabled(False)  # weights cast before the recording are not those of a replay
-        try:
+        with without_autocast_cache():
             return self._recorders[position].record(run)
-        finally:
-            torch.set_autocast_cache_enabled(cached)
 
     # ---- comparing -----------------------------------------------------------------------------------------
 
     def _compared(self, work: Pass, recorded: _Recorded) -> list[ShardLoss | None]:
         """A replay, compared with an eager pass where there is memory for one."""
-        before = _Moment(work)
+        before = _moment(work)
         try:
             expected = _Outcome(work, recorded.used, work.eager())
         except torch.OutOfMemoryError:
@@ -260,16 +216,16 @@ class StepGraphs:
             return recorded.replay(work)
         return self._judged(work, recorded, before, expected)
 
-    def _judged(self, work: Pass, recorded: _Recorded, before: _Moment, expected: _Outcome) -> list[ShardLoss | None]:
+    def _judged(self, work: Pass, recorded: _Recorded, before: Moment, expected: _Outcome) -> list[ShardLoss | None]:
         before.restore()
         results = recorded.replay(work)
         gap = expected.gap(_Outcome(work, recorded.used, results))
-        if gap <= _TOLERANCE:
+        if gap <= TOLERANCE:
             return results
         before.restore()
         results = work.eager()
         noise = expected.gap(_Outcome(work, recorded.used, results))
-        if gap > _TOLERANCE + min(4 * noise, _MOST_NOISE):
+        if gap > TOLERANCE + min(4 * noise, MOST_NOISE):
             self._give_up(
                 f"a replay gives gradients that lie {gap:.1e} from an eager pass's: forward or the loss depends on"
                 " something in Python that changes from step to step"
@@ -277,24 +233,10 @@ class StepGraphs:
         return results
 
 
-class _Moment:
-    """What a pass is about to change: gradients of the group so far, buffers and random states."""
-
-    def __init__(self, work: Pass) -> None:
-        self._work = work
-        self._random = work.threads.generators.state_dict()
-        self._kept = [
-            (tensor, tensor.detach().clone()) for module in work.replicas.modules for tensor in module.buffers()
-        ]
-        if not work.first:
-            self._kept += [(flat, flat.clone()) for flats in work.buckets.flats for flat in flats.values()]
-
-    def restore(self) -> None:
-        """Put all of it back."""
-        with torch.no_grad():
-            for tensor, kept in self._kept:
-                tensor.copy_(kept)
-        self._work.threads.generators.load_state_dict(self._random)
+def _moment(work: Pass) -> Moment:
+    """What a pass is about to change: buffers, random states and the gradients of the group so far."""
+    flats = [] if work.first else [flat for flats in work.buckets.flats for flat in flats.values()]
+    return Moment(work.replicas.modules, work.threads.generators, flats)
 
 
 class _Outcome:
@@ -309,37 +251,6 @@ class _Outcome:
 
     def gap(self, other: _Outcome) -> float:
         """How far `other` lies away, relative to this one: its gradients of a card together, or a loss."""
-        gaps = [_gap([own], [theirs]) for own, theirs in zip(self._losses, other._losses, strict=True)]
-        gaps += [_gap(own, theirs) for own, theirs in zip(self._gradients, other._gradients, strict=True)]
+        gaps = [relative_gap([own], [theirs]) for own, theirs in zip(self._losses, other._losses, strict=True)]
+        gaps += [relative_gap(own, theirs) for own, theirs in zip(self._gradients, other._gradients, strict=True)]
         return max(gaps)
-
-
-def _gap(own: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    """The 2-norm of a difference, relative; where both are inf or NaN they don't differ."""
-    apart = size = 0.0
-    for one, another in zip(own, other, strict=True):
-        finite = one.isfinite()
-        if not torch.equal(finite, another.isfinite()):
-            return float("inf")
-        first, second = one[finite], another[finite]
-        apart += float((first - second).abs().double().square().sum())
-        size += float(first.abs().double().square().sum())
-    return float((apart / max(size, 1e-30)) ** 0.5)
-
-
-def _signature(value: Any) -> Any:
-    """What must be equal for a recorded graph to take a shard.
-
-    Raises:
-        _UnrepeatableError: it holds what can't be written into a graph's inputs.
-    """
-    if isinstance(value, Tensor):
-        if value.layout is not torch.strided or value.requires_grad:
-            raise _UnrepeatableError("the batch holds a sparse tensor, or one that requires gradients")
-        return value.shape, value.dtype, value.stride()
-    parts = children(value)
-    if parts is not None:
-        return type(value), tuple((name, _signature(part)) for name, part in parts)
-    if not isinstance(value, _PLAIN):
-        raise _UnrepeatableError(f"the batch holds a {type(value).__name__}")
-    return type(value), value

@@ -216,8 +216,7 @@ class Parallel:
         for each in optimizers:
             check_parameters(each, self.strategy.unwrap(model))
         check_scheduler(scheduler)
-        graphs = check_graphs(overridden("MANYCARD_GRAPHS", "graphs", graphs))
-        settings = TrainStepSettings(self.accumulate, clip_norm, check_loss, graphs)
+        settings = TrainStepSettings(self.accumulate, clip_norm, check_loss, check_graphs(graphs))
         step = TrainStep(self.strategy, loss_fn, model, optimizers, scheduler, settings)
         self._steps.add(step)
         return step

@@ -64,6 +64,8 @@ class SpreadSettings:
     """Compile each card's module."""
     channels_last: bool = False
     """Keep convolutions' weights and 4-dimensional inputs in channels-last memory format."""
+    graphs: str = "off"
+    """Whether calls are replayed as CUDA graphs: ``"off"``, ``"auto"`` (where they can be) or ``"on"``."""
 
 
 @dataclass
@@ -331,7 +333,10 @@ class SpreadModule:
     def _make_spreader(self) -> SpreadsCalls:
         assert self._cards is not None, "placed before"
         self._started = time.perf_counter()
-        return Spreader(self.module, self._cards)
+        spreader = Spreader(self.module, self._cards, self._settings.graphs)
+        if self._settings.graphs != "off" and spreader.graphs is None:
+            _say(f"{self._report.name} runs without CUDA graphs: simulated cards have none")
+        return spreader
 
     def _still_right(self, kind: Kind, changed: set[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Compare again where it is due; a difference ends the kind's spreading."""

@@ -1,8 +1,4 @@
-"""What a train step records and replays: the bookkeeping around CUDA graphs, with a recorder that runs on the CPU.
-
-`Repeating` keeps a function and runs it again for a replay, into the tensors of the first run. It shows what is
-written where, in which order and when; what only a graph does (constants that stay) is shown on GPUs.
-"""
+"""What a train step records and replays: the bookkeeping around CUDA graphs, with a recorder that runs on the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import copy
 import itertools
 import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -19,47 +15,11 @@ from torch import Tensor, nn
 
 from manycard.cards import choose_cards
 from manycard.data import Feed
-from manycard.engine.batch import tensors_in
-from manycard.engine.recorder import Recorder
 from manycard.errors import GraphError, SettingError
 from manycard.precision import make_precision
 from manycard.strategies import StrategyOptions, make_strategy
 from manycard.strategies.train_step import TrainStep, TrainStepSettings
-
-
-class Repeating(Recorder):
-    """Records by keeping a function.
-
-    Args:
-        protected: gives what a first run must leave as it is.
-        parameters: gives those whose gradients are None or not in a replay as they were in the first run.
-    """
-
-    def __init__(self, protected: Callable[[], list[Tensor]], parameters: Callable[[], list[Tensor]]) -> None:
-        self.replays = 0
-        self._protected = protected
-        self._parameters = parameters
-
-    def record(self, work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        kept = [(tensor, tensor.detach().clone()) for tensor in self._protected()]
-        gradients = [(parameter, parameter.grad) for parameter in self._parameters()]
-        state = torch.get_rng_state()
-        value = work()
-        torch.set_rng_state(state)
-        for tensor, before in kept:
-            tensor.data.copy_(before)
-
-        def replay() -> None:
-            self.replays += 1
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
-            parts = () if value is None else (value.value, value.count)
-            fresh = work()
-            new = () if fresh is None else (fresh.value, fresh.count)
-            for target, source in zip(tensors_in(parts), tensors_in(new), strict=True):
-                target.copy_(source)
-
-        return replay, value
+from tests.unit.engine.repeating import Repeating
 
 
 class Net(nn.Module):
