@@ -83,10 +83,16 @@ def main() -> None:
             found[way].append(result)
             said = result.get("said", [])[-1:]
             print(number + 1, way, result.get("samples_per_s") or result["error"], *said, flush=True)
-    rows = {way: row(results) for way, results in found.items()}
-    for way, values in rows.items():
+        if options.out:
+            options.out.write_text(json.dumps(document(options, cards, found), indent=1) + "\n")
+    for way, results in found.items():
+        values = row(results)
         print(f"{way:14} {values['samples_per_s'] or 0:12,.1f} samples/s  {values['losses']}")
-    document = {
+
+
+def document(options: argparse.Namespace, cards: Any, found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """What a file of results holds."""
+    return {
         "command": " ".join(["python", *sys.argv]),
         "model": options.model,
         "per_card_batch": options.per_card_batch,
@@ -94,10 +100,8 @@ def main() -> None:
         "gpu": "simulated" if cards[0].simulated else torch.cuda.get_device_name(0),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "rows": rows,
+        "rows": {way: row(results) for way, results in found.items() if results},
     }
-    if options.out:
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def row(results: list[dict[str, Any]]) -> dict[str, Any]:
