@@ -76,13 +76,13 @@ class DataParallel(nn.DataParallel[nn.Module]):
                 )
         self.cards = _cards(device_ids)
         self.dim = dim
+        self._graphs = graphs
         self.module = module.to(self.cards[0].device)
         self.device_ids = [card.device.index if card.device.type == "cuda" else card.position for card in self.cards]
         self.output_device = output_device  # type: ignore[assignment]
         self._output = _output_position(output_device, self.cards)
         self._output_rule = output_device if isinstance(output_device, str) else None
         self._calls = 0
-        self._graphs = graphs
         self._spreader: Spreader | None = Spreader(self.module, self.cards, graphs)
 
     @property
@@ -154,7 +154,7 @@ class DataParallel(nn.DataParallel[nn.Module]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._spreader = Spreader(self.module, self.cards, self._graphs)
+        self._spreader = Spreader(self.module, self.cards, self.__dict__.get("_graphs", "off"))
 
 
 # A compiled script must not look into a call that spans threads. This is the mark that torch.compiler.disable leaves;

@@ -92,7 +92,10 @@ class RecordedCall:
             outputs.clear()  # and with them the cards' graphs: their memory is the next recording's
 
     def _record(self, engine: Engine, works: Sequence[Callable[[], T]]) -> tuple[list[Callable[[], None]], list[T]]:
-        """Record a piece of work on every card, one card at a time."""
+        """Record a piece of work on every card, one card at a time, each in the thread where it runs when eager.
+
+        A thread's first use of a library of the card's can't be recorded.
+        """
         replays, values = [], []
         for position, work in enumerate(works):
 
@@ -102,7 +105,7 @@ class RecordedCall:
 
             jobs: list[Callable[[], Any] | None] = [None] * len(works)
             jobs[position] = record
-            replay, value = engine.threads.run(jobs)[position]
+            replay, value = engine.threads.run(jobs, here=0)[position]
             replays.append(replay)
             values.append(value)
         return replays, values

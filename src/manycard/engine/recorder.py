@@ -70,6 +70,8 @@ class CudaRecorder(Recorder):
         before = self._generator.clone_state()
         self._stream.wait_stream(current)
         with _no_collection(), torch.cuda.stream(self._stream):
+            # Made now where this thread has none: a recording can't make it.
+            torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
             graph.capture_begin(pool=self._pool(), capture_error_mode="thread_local")
             try:
                 value = work()

@@ -52,7 +52,9 @@ def test_an_ordinary_loop_trains_as_without_graphs(cards: int, optimizer: Any, s
     graphed = compare(Net, lambda model: losses_of(model, optimizer(model), **settings), cards)
     assert graphed.replays >= 2 * (STEPS - 3)
     assert not graphed.reasons
-    compare(Normed, lambda model: losses_of(model, optimizer(model), **settings), cards, alone=False)
+    normed = compare(Normed, lambda model: losses_of(model, optimizer(model), **settings), cards, alone=False)
+    assert normed.replays > 2
+    assert not normed.reasons
 
 
 @pytest.mark.parametrize("cards", [2, 3])

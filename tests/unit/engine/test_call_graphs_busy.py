@@ -169,7 +169,9 @@ def test_calls_that_overlap_or_differ_give_the_numbers_of_eager_ones(loop: Loop,
     graphed = compare(Net, loop, cards)
     assert graphed.replays > 2
     assert not graphed.reasons
-    compare(Normed, loop, cards, alone=False)
+    normed = compare(Normed, loop, cards, alone=False)
+    assert normed.replays > 2
+    assert not normed.reasons
 
 
 @pytest.mark.parametrize("loop", [two_forwards, two_backwards_in_turn, forward_without_backward, other_sizes_and_modes])
