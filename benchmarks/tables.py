@@ -19,9 +19,30 @@ DOCUMENT = ROOT / "docs" / "performance.md"
 MARKED = re.compile(r"<!-- results: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
+GRAPHED = ("dp_graph", "dp_best", "ddp_graph")
+"""Ways whose activations PyTorch doesn't count as allocated, since they lie in the memory of graphs."""
+
+
+def script_table(document: dict[str, Any]) -> str:
+    """One file's ways of running a script."""
+    lines = ["| way | samples/s, median | every round | ÷ python_one | ÷ data_parallel |", "|---|---|---|---|---|"]
+    speed = {way: row["samples_per_s"] for way, row in document["rows"].items()}
+    for way, row in document["rows"].items():
+        rounds = ", ".join(f"{value:,.0f}" for value in row["samples_per_s_all"])
+        ratios = [f"{speed[way] / speed[other]:.3f}" for other in ("python_one", "data_parallel")]
+        lines.append(f"| `{way}` | {speed[way]:,.0f} | {rounds} | {' | '.join(ratios)} |")
+    setup = (
+        f"{document['cards']} x {document['gpu']}, {document['model']}, {document['per_card_batch']} a card, torch"
+        f" {document['torch']}, Python {document['python']}; `{document['command']}`"
+    )
+    return "\n".join([*lines, "", setup])
+
+
 def table(document: dict[str, Any]) -> str:
     """One file's rows, each way beside DDP and nn.DataParallel."""
     rows = document["rows"]
+    if any("said" in row for row in rows.values()):
+        return script_table(document)
     speed = {way: row["samples_per_s"] for way, row in rows.items() if "samples_per_s" in row}
     lines = [
         "| way | samples/s | ms a step | every round, ms | ÷ ddp | ÷ torch_dp | peak MiB a card | losses beside ddp |",
@@ -32,7 +53,7 @@ def table(document: dict[str, Any]) -> str:
         rounds = ", ".join(f"{value:.1f}" for value in row["step_ms_all"])
         difference = row["largest_loss_difference_to_ddp"]
         beside = [f"{speed[way] / speed[other]:.3f}" if other in speed else "-" for other in ("ddp", "torch_dp")]
-        peaks = ", ".join(f"{value:,.0f}" for value in used)
+        peaks = "-" if way in GRAPHED else ", ".join(f"{value:,.0f}" for value in used)
         shown = "-" if difference is None else f"{difference:.1e}"
         cells = [f"`{way}`", f"{speed[way]:,.0f}", f"{row['step_ms']:.2f}", rounds, *beside, peaks, shown]
         lines.append(f"| {' | '.join(cells)} |")

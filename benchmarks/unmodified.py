@@ -21,6 +21,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -93,7 +94,7 @@ def main() -> None:
 def document(options: argparse.Namespace, cards: Any, found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """What a file of results holds."""
     return {
-        "command": " ".join(["python", *sys.argv]),
+        "command": re.sub(r" --out \S+", "", " ".join(["python", *sys.argv])),
         "model": options.model,
         "per_card_batch": options.per_card_batch,
         "cards": len(cards),

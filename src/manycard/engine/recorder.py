@@ -72,19 +72,16 @@ class CudaRecorder(Recorder):
         with _no_collection(), torch.cuda.stream(self._stream):
             # Made now where this thread has none: a recording can't make it.
             torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
-            graph.capture_begin(pool=self._pool(), capture_error_mode="thread_local")
             try:
+                graph.capture_begin(pool=self._pool(), capture_error_mode="thread_local")
                 value = work()
+                graph.capture_end()
             except BaseException:
                 # The failed capture must end before the stream is good for anything; it says so by raising.
                 with contextlib.suppress(RuntimeError):
                     graph.capture_end()
                 self._generator.graphsafe_set_state(before)
-                raise
-            try:
-                graph.capture_end()
-            except BaseException:
-                self._generator.graphsafe_set_state(before)
+                self._keeper = ()  # PyTorch goes on taking the pool for one in use by a capture
                 raise
         current.wait_stream(self._stream)
 

@@ -1,8 +1,9 @@
 """CUDA graphs of the update: scaling, clipping and the optimizers' step, one graph a card.
 
 Behaviour:
-    * The first two updates run eager and make the optimizers' states. The third is recorded, and compared with an
-      eager one on the primary; a difference ends the graphs, in words, with the eager update's parameters.
+    * The first two updates run eager, with the kernels that graphs use, and make the optimizers' states. The third is
+      recorded, and compared with an eager one on the primary; a difference ends the graphs, in words, with the eager
+      update's parameters.
     * Learning rates live on the card while graphs run: a scheduler's change is written there before the next replay,
       and the script goes on seeing numbers in ``param_groups``. Any other changed setting is recorded anew.
     * Adam, AdamW and SGD run fused in a graph, whichever implementation the script chose: their others wait for the
@@ -74,27 +75,26 @@ class UpdateWork:
         return isinstance(self.multiplier, Tensor) or self.multiplier != 1.0
 
 
-class _Recorded:
-    """The graphs of one kind of update, one a card.
+class _OnCards:
+    """What graphs read anew in each replay, on every card.
 
     Args:
-        replays: run the graphs.
-        multipliers: what each card multiplies gradients by, 0-dim; read by a graph of a scaled update only.
-        rates: each card's learning rates, 0-dim, by optimizer and group.
+        optimizers: those of each card.
+        devices: the cards.
     """
 
-    def __init__(
-        self, replays: Sequence[Callable[[], None]], multipliers: Sequence[Tensor], rates: Sequence[Sequence[Tensor]]
-    ) -> None:
-        self._replays = replays
-        self._multipliers = multipliers
-        self._rates = rates
-        self._given: list[Any] = [None] * (1 + len(rates[0]))
+    def __init__(self, optimizers: Sequence[Sequence[Optimizer]], devices: Sequence[torch.device]) -> None:
+        self.optimizers = optimizers
+        self.multipliers = [torch.ones((), device=device) for device in devices]
+        groups = sum(len(optimizer.param_groups) for optimizer in optimizers[0])
+        self._rates = [[torch.zeros((), device=device) for _ in range(groups)] for device in devices]
+        self._given: list[Any] = [None] * (1 + groups)
 
-    def replay(self, work: UpdateWork) -> None:
-        values = [work.multiplier, *(group["lr"] for mirror in work.mirrors for group in mirror.optimizer.param_groups)]
+    def write(self, work: UpdateWork) -> None:
+        """Write the multiplier and the learning rates that hold now."""
+        values = [work.multiplier, *(group["lr"] for each in self.optimizers[0] for group in each.param_groups)]
         for index, value in enumerate(values):
-            targets = self._multipliers if index == 0 else [rates[index - 1] for rates in self._rates]
+            targets = self.multipliers if index == 0 else [rates[index - 1] for rates in self._rates]
             if isinstance(value, Tensor):
                 for target in targets:
                     target.copy_(value, non_blocking=True)
@@ -102,8 +102,20 @@ class _Recorded:
                 for target in targets:
                     target.fill_(value)
             self._given[index] = value
-        for replay in self._replays:
-            replay()
+
+    def multiplier(self, work: UpdateWork, position: int) -> float | Tensor:
+        """What a card multiplies gradients by."""
+        return self.multipliers[position] if work.scaled else 1.0
+
+    @contextlib.contextmanager
+    def capturable(self) -> Iterator[None]:
+        """Every card's optimizers read their learning rates from the card, and keep their counters there."""
+        with contextlib.ExitStack() as stack:
+            for optimizers, rates in zip(self.optimizers, self._rates, strict=True):
+                left = list(rates)
+                for each in optimizers:
+                    stack.enter_context(_capturable(each, [left.pop(0) for _ in each.param_groups]))
+            yield
 
 
 class UpdateGraphs:
@@ -119,21 +131,27 @@ class UpdateGraphs:
         self._say = give_up
         self._off = False
         self._seen: Counter[Any] = Counter()
-        self._recorded: dict[Any, _Recorded] = {}
+        self._recorded: dict[Any, list[Callable[[], None]]] = {}
         self._settings: Any = None
+        self._on_cards: _OnCards | None = None
         self._changes = 0
 
     def run(self, work: UpdateWork) -> Done:
-        """Run an update by graphs where there are any."""
+        """Run an update, by graphs where there are any."""
         if self._off or not self._still_right(work):
             return Done.NOT
+        assert self._on_cards is not None, "made with the settings"
+        self._on_cards.write(work)
         key = work.used, work.scaled
         recorded = self._recorded.get(key)
         if recorded is not None:
-            recorded.replay(work)
+            _replay(recorded)
             return Done.ON_ALL
         self._seen[key] += 1
-        return self._record(key, work) if self._seen[key] > _WARM_UP else Done.NOT
+        if self._seen[key] > _WARM_UP:
+            return self._record(key, work, self._on_cards)
+        self._run_eager(work, self._on_cards, range(len(self._recorders)))
+        return Done.ON_ALL
 
     def _give_up(self, reason: str) -> None:
         self._off = True
@@ -148,28 +166,36 @@ class UpdateGraphs:
             self._settings = settings
             self._recorded.clear()
             self._seen.clear()
-        if self._changes > _MOST_CHANGES:
-            self._give_up("the script changes other settings of the optimizer than its learning rate, again and again")
+            optimizers = zip(*(mirror.optimizers for mirror in work.mirrors), strict=True)
+            self._on_cards = _OnCards(list(optimizers), work.threads.devices)
+            reasons = [reason for reason in map(_unrepeatable, work.mirrors) if reason]
+            if self._changes > _MOST_CHANGES:
+                reasons = ["the script changes other settings of the optimizer than its learning rate, again and again"]
+            if reasons:
+                self._give_up(reasons[0])
         return not self._off
 
-    def _record(self, key: Any, work: UpdateWork) -> Done:
-        for mirror in work.mirrors:
-            reason = _unrepeatable(mirror)
-            if reason:
-                self._give_up(reason)
-                return Done.NOT
+    def _run_eager(self, work: UpdateWork, on_cards: _OnCards, positions: Sequence[int]) -> None:
+        """As a replay computes it, to the last bit: a run that is resumed warms up again, and must not differ."""
+        jobs: list[Callable[[], Any] | None] = [None] * len(self._recorders)
+        for position in positions:
+            jobs[position] = partial(work.step, position, on_cards.multiplier(work, position))
+        with on_cards.capturable():
+            work.threads.run(jobs)
+
+    def _record(self, key: Any, work: UpdateWork, on_cards: _OnCards) -> Done:
         try:
-            recorded = self._make(work)
+            recorded = self._make(work, on_cards)
         except Exception as error:
             self._give_up(describe_error(error))
             return Done.NOT
-        changed = [*work.parameters, *(t for mirror in work.mirrors for t in _state_of(mirror.optimizer))]
+        changed = [*work.parameters, *(t for each in on_cards.optimizers[0] for t in _state_of(each))]
         before, gradients = _on_host(changed), _on_host(work.gradients)
-        work.threads.run([partial(work.step, 0, work.multiplier), *[None] * (len(self._recorders) - 1)])
+        self._run_eager(work, on_cards, [0])
         expected = _on_host(changed)
         _write(changed, before)
         _write(work.gradients, gradients)
-        recorded.replay(work)
+        _replay(recorded)
         if _gap(before, expected, _on_host(changed)) <= _TOLERANCE:
             self._recorded[key] = recorded
             return Done.ON_ALL
@@ -177,32 +203,22 @@ class UpdateGraphs:
         self._give_up("a replay gives other parameters than an eager update")
         return Done.ON_PRIMARY
 
-    def _make(self, work: UpdateWork) -> _Recorded:
-        cards = work.threads.cards
-        multipliers = [torch.ones((), device=card.device) for card in cards]
-        rates: list[list[Tensor]] = []
+    def _make(self, work: UpdateWork, on_cards: _OnCards) -> list[Callable[[], None]]:
+        """The replays of every card."""
         replays = []
-        for position, card in enumerate(cards):
-            optimizers = [mirror.optimizers[position] for mirror in work.mirrors]
-            own = [torch.zeros((), device=card.device) for each in optimizers for _ in each.param_groups]
-            rates.append(own)
-            multiplier: float | Tensor = multipliers[position] if work.scaled else 1.0
-            jobs: list[Callable[[], Any] | None] = [None] * len(cards)
-            jobs[position] = partial(
-                self._record_card, position, optimizers, own, partial(work.step, position, multiplier)
-            )
-            replays.append(work.threads.run(jobs)[position])
-        return _Recorded(replays, multipliers, rates)
+        for position, recorder in enumerate(self._recorders):
+            step = partial(work.step, position, on_cards.multiplier(work, position))
+            jobs: list[Callable[[], Any] | None] = [None] * len(self._recorders)
+            jobs[position] = partial(recorder.record, step)
+            with on_cards.capturable():
+                replay, _ = work.threads.run(jobs)[position]
+            replays.append(replay)
+        return replays
 
-    def _record_card(
-        self, position: int, optimizers: Sequence[Optimizer], rates: Sequence[Tensor], step: Callable[[], None]
-    ) -> Callable[[], None]:
-        with contextlib.ExitStack() as stack:
-            left = list(rates)
-            for each in optimizers:
-                stack.enter_context(_capturable(each, [left.pop(0) for _ in each.param_groups]))
-            replay, _ = self._recorders[position].record(step)
-        return replay
+
+def _replay(recorded: Sequence[Callable[[], None]]) -> None:
+    for replay in recorded:
+        replay()
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
