@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import manycard
 from manycard.cards.card import Card
 from manycard.errors import RankFailed, SettingError
 from manycard.launch import cards_setting, launch_script
@@ -70,6 +73,15 @@ def test_a_rank_ends_as_python_does(place: Playground) -> None:
         assert Path(f"deleted{rank}.txt").read_text() == "ends.py"
 
 
+def _python_path() -> list[str]:
+    """Where Python finds modules, without the script's folder; a rank appends manycard's own where it isn't there."""
+    shown = "import json, sys; print(json.dumps(sys.path[1:]))"
+    done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True)
+    found: list[str] = json.loads(done.stdout)
+    own = str(Path(manycard.__file__).parents[1])
+    return found if own in found else [*found, own]
+
+
 def test_ranks_form_a_group_and_see_what_python_shows(
     place: Playground, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,7 +97,7 @@ def test_ranks_form_a_group_and_see_what_python_shows(
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MANYCARD_CARDS", "MANYCARD_STRATEGY",
                  "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
         seen = {name: os.environ.get(name) for name in names}
-        seen |= {"argv": sys.argv, "path": sys.path[0], "name": __name__, "total": total.item(), "cwd": os.getcwd()}
+        seen |= {"argv": sys.argv, "path": sys.path, "name": __name__, "total": total.item(), "cwd": os.getcwd()}
         json.dump(seen, open(f"seen{dist.get_rank()}.json", "w"))
         print("rank", dist.get_rank())
         print("warning", dist.get_rank(), file=sys.stderr)
@@ -107,7 +119,7 @@ def test_ranks_form_a_group_and_see_what_python_shows(
             "CUDA_VISIBLE_DEVICES": "1,0",
             "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2)),
             "argv": [script, "--cost", "$$5", "${local_rank}"],
-            "path": str(place.folder / "sub"),
+            "path": [str(place.folder / "sub"), *_python_path()],
             "name": "__main__",
             "total": 3.0,
             "cwd": str(place.folder),

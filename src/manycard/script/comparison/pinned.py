@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from manycard.engine.threads import current_place
+
 __all__ = ["PATTERNS", "HostDraws", "PinnedDraws", "Way"]
 
 _SEEDS = (0, 11, 17)
@@ -83,11 +85,12 @@ class PinnedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.way = Way.ROWS
         self.prefer = 0
         self._here = threading.local()
+        self._parts: dict[int, _Part] = {}
         self._on: dict[torch.device, _Part] = {}
 
-    def begin_part(self, start: int, size: int, total: int) -> None:
-        """What the calling thread draws from now on is for these samples."""
-        self._here.part = _Part(start, size, total)
+    def begin_part(self, start: int, size: int, total: int, position: int = 0) -> None:
+        """What is drawn from now on is for these samples: in the job of the card at `position`, or in this thread."""
+        self._here.part = self._parts[position] = _Part(start, size, total)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -167,7 +170,8 @@ class PinnedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return drawn.clamp_min_(1e-12).to(device)
 
     def _part(self, device: torch.device) -> _Part | None:
-        part: _Part | None = getattr(self._here, "part", None)
+        place = current_place()
+        part: _Part | None = getattr(self._here, "part", None) if place is None else self._parts.get(place.position)
         if part is None:
             return self._on.get(device)  # a checkpoint runs forward again, in a thread of autograd's for its card
         if device.type != "cpu":

@@ -242,7 +242,7 @@ class _Probing(Layout):
         return self._cut.count(batch)
 
     def take_shard(self, batch: Any, sizes: Sequence[int], position: int, take: TakePiece) -> Any:
-        self._draws.begin_part(sum(sizes[:position]), sizes[position], sum(sizes))
+        self._draws.begin_part(sum(sizes[:position]), sizes[position], sum(sizes), position)
         return self._cut.take_shard(batch, sizes, position, take)
 
     def lists_samples(self, batch: Any, total: int) -> bool:

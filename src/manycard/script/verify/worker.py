@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this file's folder, which no script should see
+    sys.path[0] = "/dev/null"  # for this file's folder, which no script should see, until the script's comes here
 
 import contextlib
 import json
