@@ -7,6 +7,7 @@ would wait for a stream that isn't recorded, which a CUDA graph can't. A stand-i
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -40,16 +41,19 @@ class StandIns:
     @contextmanager
     def inside(self) -> Iterator[None]:
         """Let the module compute with the stand-ins."""
+        recurrent = {part for part, _, _ in self._places if isinstance(part, nn.RNNBase)}
+        before = [(part, part._flat_weights, part._flat_weight_refs) for part in recurrent]
         try:
             for part, name, parameter in self._places:
-                _put(part, name, self._own[id(parameter)])
+                part._parameters[name] = self._own[id(parameter)]
+            for rnn, weights, _ in before:
+                own = [None if weight is None else self._own.get(id(weight), weight) for weight in weights]
+                # Or else it would find other weights than it knows, and move them to other memory.
+                references = [None if weight is None else weakref.ref(weight) for weight in own]
+                rnn.__dict__.update(_flat_weights=own, _flat_weight_refs=references)
             yield
         finally:
             for part, name, parameter in self._places:
-                _put(part, name, parameter)
-
-
-def _put(part: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    part._parameters[name] = parameter
-    if isinstance(part, nn.RNNBase) and name in part._flat_weights_names:
-        part._flat_weights[part._flat_weights_names.index(name)] = parameter
+                part._parameters[name] = parameter
+            for rnn, weights, references in before:
+                rnn.__dict__.update(_flat_weights=weights, _flat_weight_refs=references)

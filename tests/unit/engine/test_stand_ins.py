@@ -23,18 +23,23 @@ def test_a_stand_in_has_the_memory_but_not_the_node_of_its_parameter() -> None:
     module[0].bias = module[1].bias_hh_l0 = nn.Parameter(torch.randn(9)[:3])  # tied, though of no use
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     held = [gatherer(parameter) for parameter in parameters]
+    module[1](torch.zeros(2, 3))  # takes note of its new bias
+    lists = module[1]._flat_weights, module[1]._flat_weight_refs
     stand_ins = StandIns(module)
     own = stand_ins.of(parameters)
     with stand_ins.inside():
         assert [id(each) for each in module.parameters() if each.requires_grad] == [id(each) for each in own]
         assert module[0].bias is module[1].bias_hh_l0
         assert module[1].weight_hh_l0 is module[1]._flat_weights[1]
+        assert not module[1]._weights_have_changed()  # or it would move them to other memory
         for each, parameter, node in zip(own, parameters, held, strict=True):
             assert each.data_ptr() == parameter.data_ptr()
             assert gatherer(each) is not node
     assert [id(each) for each in module.parameters() if each.requires_grad] == [id(each) for each in parameters]
     assert [gatherer(parameter) for parameter in parameters] == held
-    assert module[1]._flat_weights[1] is module[1].weight_hh_l0
+    assert module[1]._flat_weights is lists[0]
+    assert module[1]._flat_weight_refs is lists[1]
+    assert not module[1]._weights_have_changed()
 
 
 def test_the_module_has_its_own_parameters_again_after_an_error() -> None:
