@@ -23,7 +23,7 @@ def test_a_stand_in_has_the_memory_but_not_the_node_of_its_parameter() -> None:
     module[0].bias = module[1].bias_hh_l0 = nn.Parameter(torch.randn(9)[:3])  # tied, though of no use
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     held = [gatherer(parameter) for parameter in parameters]
-    module[1](torch.zeros(2, 3))  # takes note of its new bias
+    module[1]._init_flat_weights()  # as its next forward pass would, to take note of its new bias
     lists = module[1]._flat_weights, module[1]._flat_weight_refs
     stand_ins = StandIns(module)
     own = stand_ins.of(parameters)
