@@ -157,7 +157,8 @@ def make_step(
         model = nn.DataParallel(model, device_ids=ids)
     elif way == "drop_in":
         model = mc.DataParallel(model, device_ids=ids)
-        check = lambda: (model.engine.replicas.send_parameters(), model.engine.replicas.check_lockstep())  # noqa: E731
+        if len(ids) > 1:
+            check = lambda: (model.engine.replicas.send_parameters(), model.engine.replicas.check_lockstep())  # noqa: E731
     elif way in ("ddp", "ddp_compiled"):
         model = nn.parallel.DistributedDataParallel(model, device_ids=[device])
     if way.endswith("_compiled"):

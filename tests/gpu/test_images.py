@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 import manycard as mc
 
@@ -17,6 +20,7 @@ from manycard.data.image_files.augment import CentreCrop, RandomResizedCrop
 from manycard.data.image_files.backends import BACKENDS, Backend, Inline, make_backend
 from manycard.data.image_files.backends.card import Card
 from manycard.data.image_files.backends.dali import Dali
+from manycard.data.image_files.batched import show_by_products
 from manycard.data.image_files.recipe import Recipe, Request
 from tests.unit.data.image_files import odd
 
@@ -114,6 +118,53 @@ def test_batches_stay_right_while_the_card_works(requests_of_all_kinds: list[Req
     backend.close()
     for expected, images in zip(alone, found, strict=True):
         torch.testing.assert_close(images.cpu(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize("kind", list(RECIPES))
+def test_the_kernel_gives_the_windows_of_the_products(kind: str, dtype: torch.dtype) -> None:
+    from manycard.data.image_files.window_kernel import show_by_kernel
+
+    recipe, images, views = dataclasses.replace(RECIPES[kind], dtype=dtype), [], []
+    for seed in range(40):
+        width, height = (int(side) for side in torch.randint(20, 900, (2,)))
+        orientation = 1 + seed % 8
+        upright = (width, height) if orientation < 5 else (height, width)
+        images.append(torch.randint(0, 256, (3, height, width), dtype=torch.uint8))
+        views.append(recipe.augment.view(seed, *upright, recipe.size).in_stored(orientation, *upright))
+    expected = show_by_products(images, views, recipe).float()
+    found = show_by_kernel([image.cuda() for image in images], views, recipe)
+    assert found.dtype == dtype
+    allowed = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.uint8: 1.0}[dtype]
+    assert (found.cpu().float() - expected).abs().max() <= allowed
+
+
+def test_batches_decoded_ahead_are_right_while_the_card_works(tmp_path: Path) -> None:
+    """The decoding thread's stream runs beside the training's: neither reads what the other still writes."""
+    make_photographs(tmp_path, 96, 50)
+    dataset = mc.data.image_folder(tmp_path, 64, augment=True, backend="card", workers=4, cards=[0])
+    parallel = mc.Parallel("single", cards="0,", seed=5)
+    alone = {}
+    for images, _ in parallel.loader(dataset, batch_size=8, collate_fn=default_collate_afresh):
+        torch.cuda.synchronize()
+        alone[len(alone)] = images.cpu()
+    weight = torch.randn(4096, 4096, device="cuda")
+    found = []
+    ahead = mc.Parallel("single", cards="0,", seed=5).loader(dataset, batch_size=8)
+    for images, _ in ahead:
+        busy = weight
+        for _ in range(20):
+            busy = busy @ weight / 64
+        found.append(images * 1)
+        del images, busy
+    dataset.close()
+    for number, images in enumerate(found):
+        torch.testing.assert_close(images.cpu(), alone[number])
+
+
+def default_collate_afresh(samples: list[Any]) -> Any:
+    """PyTorch's collating as a function of the user's, so that nothing is decoded ahead."""
+    return default_collate(samples)
 
 
 def test_a_loader_feeds_all_cards(name: str, tmp_path: Path) -> None:

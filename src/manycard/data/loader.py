@@ -22,11 +22,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from manycard.data.ahead import finished_ahead
 from manycard.data.feed import BatchInfo, Feed
 from manycard.data.limits import cores_for_workers, read_limits
 from manycard.data.order import SamplerOrder, fingerprint
@@ -245,8 +247,9 @@ class GlobalLoader:
             if self._transfer.ahead and self._walk.workers:
                 yield from sent_ahead(walk, self._transfer)
             else:
-                for batch, info in walk:
-                    yield self._transfer.receive(self._transfer.send(batch)), info
+                with closing(finished_ahead(walk)) as whole:
+                    for batch, info in whole:
+                        yield self._transfer.receive(self._transfer.send(batch)), info
         finally:
             walk.close()
 

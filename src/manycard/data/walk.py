@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, default_collate, default_convert
 
+from manycard.data.ahead import collate_pending
 from manycard.data.draws import OwnDraws, SeededSamples, Shard, mix
 from manycard.data.failures import starting_workers, watch_workers, worker_failure
 from manycard.data.feed import BatchInfo
@@ -205,6 +206,8 @@ class ShardWalk(Walk):
         self._shards = ShardOrder(reader.rank, reader.world_size)
         samples = SeededSamples(source.dataset)
         self._may_draw = samples.draws or self._collate.collate is not default_collate
+        if not reader.workers and self._collate.collate is default_collate:
+            self._collate = Checked(collate_pending)
         self._loader = self._make_loader(samples, self._collate, batch_sampler=self._shards)
 
     def batches(self, epoch: int, start: int, seed: int, order: EpochOrder) -> Batches:

@@ -1,6 +1,7 @@
 """Cutting, resizing, mirroring and normalising a batch of images of different sizes in one pass, on any device.
 
-Resizing with a triangle filter is linear in rows and in columns, so a view is two matrix products:
+On a card one kernel does it all (`manycard.data.image_files.window_kernel`), where Triton works. Elsewhere it is done
+by matrix products: resizing with a triangle filter is linear in rows and in columns, so a view is two matrix products:
 ``window = R @ box @ C^T``, with R ``[height, box height]`` and C ``[width, box width]``. The window and the mirroring
 are a choice of rows of R and C. Boxes are laid into one padded tensor, and a whole batch is then two batched matrix
 products, which is what cards do best. Padding meets weights of 0.
@@ -11,15 +12,20 @@ reduction, cut at the box's edges and scaled to sum to 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from manycard.data.image_files.augment import CentreCrop
 from manycard.data.image_files.recipe import Recipe
-from manycard.data.image_files.view import View
+from manycard.data.image_files.view import Box, View
 
-__all__ = ["show"]
+__all__ = ["show", "show_by_products"]
+
+Show = Callable[[Sequence[Tensor], Sequence[View], Recipe], Tensor]
 
 _PADDED_BYTES = 256 * 2**20
 """Largest padded tensor of boxes, in bytes of uint8. One large photograph must not make the whole batch large."""
@@ -36,6 +42,29 @@ def show(images: Sequence[Tensor], views: Sequence[View], recipe: Recipe) -> Ten
     Returns:
         ``[n, 3, height, width]`` on the images' device.
     """
+    kernel = _kernel() if images[0].is_cuda else None
+    return (kernel or show_by_products)(images, views, recipe)
+
+
+@functools.cache
+def _kernel() -> Show | None:
+    """The kernel, where it works on the current card: Triton needs to be installed, and a C compiler."""
+    try:
+        from manycard.data.image_files.window_kernel import show_by_kernel
+
+        pixel = torch.zeros(3, 1, 1, dtype=torch.uint8, device="cuda")
+        show_by_kernel([pixel], [View(Box(0, 0, 1, 1), (1, 1), (0, 0), (1, 1))], Recipe((1, 1), CentreCrop()))
+    except Exception as error:  # whatever a compiler raises
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        print(
+            f"manycard: images are resized by matrix products, as Triton doesn't work here: {reason}", file=sys.stderr
+        )
+        return None
+    return show_by_kernel
+
+
+def show_by_products(images: Sequence[Tensor], views: Sequence[View], recipe: Recipe) -> Tensor:
+    """What `show` does, by matrix products, in groups of images of similar size."""
     device = images[0].device
     out = torch.empty(len(images), 3, *recipe.size, dtype=recipe.dtype, device=device)
     for rows in _groups(views):

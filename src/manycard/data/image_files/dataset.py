@@ -4,6 +4,8 @@ Behaviour:
     * `dataset[i]` is an `ImageSample`: the file, the label and a seed, drawn where the loader has seeded that sample's
       draws. PyTorch's own collating hands a list of them to the backend, which decodes the batch at once. So the
       dataset works in `Parallel.loader` and in a DataLoader alike, and a sample's view does not depend on who decodes.
+    * In the script's own process, a loader of ours lets a thread decode further batches while the script computes
+      (`manycard.data.ahead`).
     * With loader workers (``num_workers``), each worker decodes whole batches, in its share of the threads; one worker
       with all of them so reads ahead while the script's process computes.
     * A bad file raises `BatchError` with its path, or, with ``on_error="skip"``, its place in the batch is taken by a
@@ -25,7 +27,9 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from manycard.data.ahead import allowed
 from manycard.data.image_files.backends import Backend, make_backend
+from manycard.data.image_files.reading import PendingBatch, ReadingThread
 from manycard.data.image_files.recipe import Recipe, Request
 from manycard.errors import BatchError, SettingError
 
@@ -61,13 +65,15 @@ class ImageSample(Sequence[Any]):
         return images[0], labels[0]
 
 
-def _collate_samples(samples: Sequence[ImageSample], *, collate_fn_map: Any = None) -> list[Any]:
+def _collate_samples(samples: Sequence[ImageSample], *, collate_fn_map: Any = None) -> list[Any] | PendingBatch:
     by_dataset: dict[int, list[int]] = {}
     for place, sample in enumerate(samples):  # of several datasets where they were joined to one
         by_dataset.setdefault(id(sample.dataset), []).append(place)
     images, labels = [], []
     for places in by_dataset.values():
         some = [samples[place] for place in places]
+        if len(by_dataset) == 1 and allowed():
+            return some[0].dataset.begin_batch([each.number for each in some], [each.seed for each in some])
         found = some[0].dataset.load_batch([each.number for each in some], [each.seed for each in some])
         images.append(found[0])
         labels += found[1]
@@ -112,6 +118,7 @@ class ImageFiles(Dataset[Any]):
         self.on_error = on_error
         self._choice: dict[str, Any] = {"name": backend, "workers": workers, "cards": cards}
         self._backend: Backend | None = None
+        self._reading: ReadingThread | None = None
         self._owner = 0
         self._bad = torch.zeros(len(files), dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
         self._loaded = 0
@@ -134,9 +141,32 @@ class ImageFiles(Dataset[Any]):
         Raises:
             BatchError: a file is bad, or with ``on_error="skip"`` all of them are.
         """
-        requests = [Request(self.files[index], seed) for index, seed in zip(indices, seeds, strict=True)]
+        requests = self._requests(indices, seeds)
+        backend = self.backend_for(requests)
+        return self._finish(backend, backend.begin(requests), requests, indices)
+
+    def begin_batch(self, indices: Sequence[int], seeds: Sequence[int]) -> PendingBatch:
+        """`load_batch`, and PyTorch's collating of the labels, in a thread; errors come with the result."""
+        requests = self._requests(indices, seeds)
+        backend = self.backend_for(requests)
+        begun = backend.begin(requests)
+
+        def finish() -> tuple[Tensor, Any]:
+            images, labels = self._finish(backend, begun, requests, indices)
+            return images, default_collate(labels)
+
+        if self._reading is None:
+            self._reading = ReadingThread()
+        return self._reading.submit(finish, backend.device)
+
+    def _requests(self, indices: Sequence[int], seeds: Sequence[int]) -> list[Request]:
+        return [Request(self.files[index], seed) for index, seed in zip(indices, seeds, strict=True)]
+
+    def _finish(
+        self, backend: Backend, begun: Any, requests: Sequence[Request], indices: Sequence[int]
+    ) -> tuple[Tensor, list[Any]]:
         begin = time.perf_counter()
-        found = self.backend_for(requests).load(requests)
+        found = backend.finish(begun)
         self._seconds += time.perf_counter() - begin
         self._loaded += len(requests)
         chosen = list(indices)
@@ -173,7 +203,7 @@ class ImageFiles(Dataset[Any]):
         """This process's backend; with ``backend="auto"`` the first call measures on `requests`."""
         if self._backend is not None and self._owner != os.getpid():
             _INHERITED.append(self._backend)
-            self._backend = None
+            self._backend = self._reading = None
         if self._backend is None:
             self._backend = self._make_backend(requests)
             self._owner = os.getpid()
@@ -199,11 +229,14 @@ class ImageFiles(Dataset[Any]):
     def close(self) -> None:
         """End the backend's threads, processes and pipelines; the next batch starts them anew."""
         if self._backend is not None and self._owner == os.getpid():
+            if self._reading is not None:
+                self._reading.close()
+                self._reading = None
             self._backend.close()
             self._backend = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_backend": None}
+        return {**self.__dict__, "_backend": None, "_reading": None}
 
     # ---- what became of the files --------------------------------------------------------------------------
 

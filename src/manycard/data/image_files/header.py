@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 __all__ = ["BadImage", "JpegHeader", "read_header"]
 
-_START, _SCAN, _END = 0xD8, 0xDA, 0xD9
+_START, _SCAN, _END = 0xD8, 0xDA, b"\xff\xd9"
+_TAIL = 256
+"""Bytes at a file's end that are searched for its end first; some writers append their own."""
 _FRAMES = frozenset({0xC0, 0xC1, 0xC2})
 """Baseline, extended and progressive DCT with Huffman codes."""
 _OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -43,7 +45,7 @@ class JpegHeader(NamedTuple):
         return (self.width, self.height) if self.orientation < 5 else (self.height, self.width)
 
 
-def read_header(data: bytes) -> JpegHeader | None:
+def read_header(data: bytes | memoryview) -> JpegHeader | None:
     """Read the header of a plain JPEG; None for any other image.
 
     Raises:
@@ -75,12 +77,12 @@ def read_header(data: bytes) -> JpegHeader | None:
     if size is None or not all(size):
         raise BadImage("its header gives no size")
     # After a scan begins, FF D9 stands for nothing but the end.
-    if data.rfind(b"\xff\xd9", place) < 0:
+    if bytes(data[max(place, len(data) - _TAIL) :]).rfind(_END) < 0 and bytes(data[place:]).rfind(_END) < 0:
         raise BadImage("it is cut off: its end is missing")
     return JpegHeader(*size, orientation) if plain else None
 
 
-def _next_marker(data: bytes, place: int) -> tuple[int, int]:
+def _next_marker(data: bytes | memoryview, place: int) -> tuple[int, int]:
     """The marker at or after `place`, and where its segment begins."""
     if data[place] != 0xFF:
         raise BadImage("its header is damaged")
@@ -89,9 +91,9 @@ def _next_marker(data: bytes, place: int) -> tuple[int, int]:
     return data[place], place + 1
 
 
-def _read_orientation(tiff: bytes) -> int:
+def _read_orientation(tiff: bytes | memoryview) -> int:
     """The orientation in a block of EXIF; 1 where there is none or it makes no sense."""
-    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
+    order = {b"II": "<", b"MM": ">"}.get(bytes(tiff[:2]))
     if order is None:
         return 1
     try:

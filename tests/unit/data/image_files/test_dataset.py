@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, default_collate
 
 import manycard as mc
 from manycard.data import Feed, GlobalLoader
@@ -247,3 +248,48 @@ def test_backends_on_cards_refuse_loader_workers(photographs: Path) -> None:
     # PyTorch hands on what happens in workers as a RuntimeError.
     with pytest.raises(RuntimeError, match="SettingError: num_workers=1"):
         next(iter(DataLoader(dataset, batch_size=5, num_workers=1)))
+
+
+def test_batches_decoded_ahead_are_those_that_collating_waits_for(photographs: Path) -> None:
+    """A collate function of the user's own is given whole batches, so it shows what each should be."""
+    (ahead,) = epochs(folder(photographs))
+    (waited,) = epochs(folder(photographs), collate_fn=lambda samples: default_collate(samples))
+    for (images, labels), (others, other_labels) in zip(ahead, waited, strict=True):
+        assert torch.equal(images, others)
+        assert torch.equal(labels, other_labels)
+
+
+def test_samples_in_samples_are_decoded_ahead_too(photographs: Path) -> None:
+    class WithNumber(Dataset[Any]):
+        def __init__(self, inside: ImageFiles) -> None:
+            self.inside = inside
+
+        def __len__(self) -> int:
+            return len(self.inside)
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return {"pair": self.inside[index], "number": index}
+
+    inside = folder(photographs)
+    for batch in GlobalLoader(WithNumber(inside), 10, shuffle=True, feed=Feed()):
+        images, labels = batch["pair"]
+        assert images.shape[1:] == (3, SIZE, SIZE)
+        assert labels.tolist() == [inside.labels[number] for number in batch["number"].tolist()]
+    inside.close()
+
+
+def test_a_loader_left_early_goes_on_with_the_next_batch(photographs: Path) -> None:
+    """What was decoded ahead does not count, and nothing of it is left running."""
+    dataset = folder(photographs)
+    (whole,) = epochs(folder(photographs), batch_size=4)
+    loader = GlobalLoader(dataset, 4, shuffle=True, seed=3, feed=Feed())
+    for _batch in loader:
+        break
+    state = loader.state_dict()
+    assert state["batches"] == 1
+    again = GlobalLoader(dataset, 4, shuffle=True, seed=3, feed=Feed())
+    again.load_state_dict(state)
+    for (images, _), (others, _) in zip(again, whole[1:], strict=True):
+        assert torch.equal(images, others)
+    dataset.close()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("manycard-batches")]

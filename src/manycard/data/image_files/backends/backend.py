@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -73,6 +73,14 @@ class Backend(ABC):
             return images
         scale, shift = self.recipe.scale_and_shift(self.device)
         return images.float().mul_(scale).add_(shift).to(self.recipe.dtype)
+
+    def begin(self, requests: Sequence[Request]) -> Any:
+        """Start what of a batch can be done ahead of `finish`, and don't wait for it."""
+        return requests
+
+    def finish(self, begun: Any) -> DecodedBatch:
+        """The batch for which `begin` gave `begun`."""
+        return self.load(begun)
 
     @abstractmethod
     def load(self, requests: Sequence[Request]) -> DecodedBatch:

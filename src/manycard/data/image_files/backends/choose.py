@@ -138,7 +138,7 @@ def measure(
     for turn in range(rounds):
         for name in best:
             if turn == 0 or best[name] >= _BEHIND * max(best.values()):
-                best[name] = max(best[name], run_once(backends[name], longer))
+                best[name] = max(best[name], run_once(backends[name], longer, len(requests)))
     return best, failed
 
 
@@ -151,16 +151,26 @@ def _start(backend: Backend, requests: Sequence[Request]) -> float | str:
         return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def run_once(backend: Backend, requests: Sequence[Request]) -> float:
-    """Images/s of one batch, until it is ready to be used.
+def run_once(backend: Backend, requests: Sequence[Request], size: int | None = None) -> float:
+    """Images/s of some batches, until they are ready to be used; each is begun before the one before it is finished.
+
+    Args:
+        backend: decodes.
+        requests: all of them.
+        size: images in a batch; None for one batch.
 
     Raises:
-        BatchError: no file is an image; that many a second would be no speed.
+        BatchError: no file of a batch is an image; that many a second would be no speed.
     """
+    size = size or len(requests)
+    batches = [requests[first : first + size] for first in range(0, len(requests), size)]
     begin = time.perf_counter()
-    found = backend.load(requests)
+    begun = [backend.begin(batches[0])]
+    for number, batch in enumerate(batches):
+        begun += [backend.begin(following) for following in batches[number + 1 : number + 2]]
+        found = backend.finish(begun.pop(0))
+        if len(found.bad) == len(batch):
+            raise BatchError(f"{batch[0].path}: {found.bad[0]}")
     if found.images.device.type == "cuda":
         torch.cuda.synchronize(found.images.device)
-    if len(found.bad) == len(requests):
-        raise BatchError(f"{requests[0].path}: {found.bad[0]}")
     return len(requests) / (time.perf_counter() - begin)
