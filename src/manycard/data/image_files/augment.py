@@ -63,13 +63,16 @@ class RandomResizedCrop(Augment):
         return View(box, size, (0, 0), size, mirrored=draw.random() < self.mirror)
 
     def _box(self, draw: random.Random, width: int, height: int) -> Box:
+        # Plain arithmetic on random(): uniform() and randint() would take half as long again.
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        smallest, largest = self.scale
         for _ in range(_TRIES):
-            area = width * height * draw.uniform(*self.scale)
-            ratio = math.exp(draw.uniform(low, high))
+            area = width * height * (smallest + (largest - smallest) * draw.random())
+            ratio = math.exp(low + (high - low) * draw.random())
             wide, tall = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if 0 < wide <= width and 0 < tall <= height:
-                return Box(draw.randint(0, width - wide), draw.randint(0, height - tall), wide, tall)
+                left, top = int(draw.random() * (width - wide + 1)), int(draw.random() * (height - tall + 1))
+                return Box(left, top, wide, tall)
         # The middle of the image, as large as the ratios allow.
         wide = min(width, max(1, round(height * self.ratio[1])))
         tall = min(height, max(1, round(width / self.ratio[0])))

@@ -62,6 +62,8 @@ class View(NamedTuple):
             width: of the upright image.
             height: of the upright image.
         """
+        if orientation == 1:
+            return self
         transposed, mirrored, flipped = _TURNS[orientation]
         left, top, box_width, box_height = self.box
         (high, wide), (down, across), (rows, columns) = self.resized, self.inside, self.size
