@@ -209,8 +209,7 @@ class SpreadCall:
     def forward_eager(self) -> list[Any]:
         """Run every card's replica, each building its own graph; their outputs, by card."""
         self._cut(leaves=True)
-        with self.engine.turns["call"].timed() as in_turn:
-            values = self.engine.threads.run(self._jobs(self._forward_with_graph), here=0, in_turn=in_turn)
+        values = self.engine.threads.run(self._jobs(self._forward_with_graph), here=0)
         self._check.compare()
         return values
 

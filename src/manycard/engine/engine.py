@@ -39,7 +39,6 @@ from manycard.engine.recorder import Recorder, make_recorders
 from manycard.engine.replicas import Replicas
 from manycard.engine.sizes import shard_sizes
 from manycard.engine.threads import CardThreads
-from manycard.engine.turns import Turns
 from manycard.engine.update_graphs import Done, UpdateWork
 from manycard.errors import BatchError, ModelError
 
@@ -64,8 +63,6 @@ class Engine:
         self.threads = CardThreads(cards, self.generators)
         self.collective = make_collective(cards)
         self.input_copies = InputCopies(cards)
-        self.turns = {"step": Turns(cards), "call": Turns(cards)}
-        """How forward passes share the interpreter, in the engine's own step and in calls of the module."""
         self.replicas = Replicas(module, cards, self.collective)
         self.lock = threading.RLock()
         """Held by whoever spreads work: several threads of a script are served in turn."""
@@ -120,7 +117,6 @@ class Engine:
             self.threads,
             buckets,
             self.input_copies,
-            self.turns["step"],
             loss_fn,
             autocast,
             weigh,

@@ -17,8 +17,7 @@ from manycard.engine.buckets import Buckets
 from manycard.engine.input_copies import InputCopies
 from manycard.engine.loss import ShardLoss, read_loss
 from manycard.engine.replicas import Replicas
-from manycard.engine.threads import CardThreads, current_place
-from manycard.engine.turns import Turns
+from manycard.engine.threads import CardThreads
 from manycard.errors import LossError
 
 __all__ = ["Autocast", "LossFn", "Pass", "Weigh"]
@@ -40,7 +39,6 @@ class Pass:
     threads: CardThreads
     buckets: Buckets
     input_copies: InputCopies
-    turns: Turns
     loss_fn: LossFn
     autocast: Autocast
     weigh: Weigh
@@ -57,9 +55,6 @@ class Pass:
         """One card's forward and backward pass; gradients end in its buckets. Runs in the card's thread."""
         with self.autocast(self.replicas.cards[position].device):
             loss = read_loss(self.loss_fn(self.replicas.modules[position], shard))
-        place = current_place()
-        if place is not None:
-            place.let_go()  # backward is not Python's work
         if loss.value.requires_grad:
             (loss.value * weight(loss)).backward()  # type: ignore[no-untyped-call]
         self.buckets.collect(position)
@@ -85,9 +80,7 @@ class Pass:
             moved = ShardLoss(move(loss.value.detach(), primary), move(loss.count, primary))
             return moved, loss.value.requires_grad
 
-        jobs = [partial(job, card) if size else None for card, size in enumerate(self.sizes)]
-        with self.turns.timed() as in_turn:
-            results = self.threads.run(jobs, in_turn=in_turn)
+        results = self.threads.run([partial(job, card) if size else None for card, size in enumerate(self.sizes)])
         self.written = self.replicas.absorb()
         if not any(result[1] for result in results if result is not None):
             raise LossError(

@@ -3,9 +3,9 @@
 Intended behaviour:
     * `CardThreads.run` gives each card's job to its thread (one of them to the calling thread, if asked), and
       returns their results in order when all have ended.
-    * Real cards run at the same time, or, if asked, in turn until each lets go of its turn (`Place.let_go`). Simulated
-      ones share one CPU and one random generator, so they always run in turn, in the same order: draws repeat from
-      one seed. A card that waits for the others in `meet` passes its turn on.
+    * Real cards run at the same time. Simulated ones share one CPU and one random generator, so they run in turn,
+      always in the same order: draws repeat from one seed. A card that waits for the others in `meet` passes its
+      turn on.
     * When a job fails, cards waiting in `meet` are woken at once; when all have ended, the first failure is raised
       in the caller as it was, with a note naming the card. The threads are ready for the next job.
     * Ctrl-C arrives in the caller at once. The cards finish what they do; the next `run` waits for that first.
@@ -48,10 +48,6 @@ class Place:
         """Hand in `value`, wait for every other card of the running job, and get all values in card order."""
         return self.threads.meet(self.position, value)
 
-    def let_go(self) -> None:
-        """Let the next card begin, and go on beside it; simulated cards keep their turn."""
-        self.threads.let_go(self.position)
-
 
 def current_place() -> Place | None:
     """The card whose job the calling thread runs; None outside any."""
@@ -65,7 +61,7 @@ class _MeetingAbortedError(Exception):
 class _Round:
     """One job of all cards: who takes a turn, who has ended, and what they hand each other."""
 
-    def __init__(self, positions: Sequence[int], in_turn: bool, may_let_go: bool) -> None:
+    def __init__(self, positions: Sequence[int], in_turn: bool) -> None:
         self.positions = tuple(positions)
         self.results: dict[int, Any] = {}
         self.failures: list[tuple[int, BaseException]] = []
@@ -73,8 +69,6 @@ class _Round:
         self.outstanding = set(self.positions)
         self._running = set(self.positions)
         self._in_turn = in_turn
-        self._may_let_go = may_let_go
-        self._at_large: set[int] = set()
         self._turn = self.positions[0]
         self._handed_in: dict[int, Any] = {}
         self._met: list[Any] = []
@@ -100,20 +94,9 @@ class _Round:
             self._changed.notify_all()
         self.ended.put(position)
 
-    def let_go(self, position: int) -> None:
-        """See `Place.let_go`."""
-        if self._in_turn and self._may_let_go:
-            with self._changed:
-                self._at_large.add(position)
-                self._pass_turn(position)
-                self._changed.notify_all()
-
     def _pass_turn(self, position: int) -> None:
-        if self._in_turn and self._turn != position:
-            return  # it has let go before
-        waiting = [other for other in self.positions if other in self._running - self._at_large]
-        later = [other for other in waiting if other > position]
-        earlier = [other for other in waiting if other <= position]
+        later = [other for other in self.positions if other > position and other in self._running]
+        earlier = [other for other in self.positions if other <= position and other in self._running]
         self._turn = (later + earlier or [position])[0]
 
     def meet(self, position: int, value: Any) -> list[Any]:
@@ -142,7 +125,7 @@ class _Round:
             )
 
     def _may_go_on(self, position: int, meeting: int) -> bool:
-        if self._in_turn and self._turn != position and position not in self._at_large:
+        if self._in_turn and self._turn != position:
             return False
         met = self._meetings > meeting
         return met or self._failed or len(self._handed_in) >= len(self._running) < len(self.positions)
@@ -167,13 +150,12 @@ class CardThreads:
         self._round: _Round | None = None
         self._finalizer = weakref.finalize(self, _stop, self._inboxes)
 
-    def run(self, jobs: Sequence[Job | None], *, here: int | None = None, in_turn: bool = False) -> list[Any]:
+    def run(self, jobs: Sequence[Job | None], *, here: int | None = None) -> list[Any]:
         """Run one job on each card and wait for all.
 
         Args:
             jobs: a job for each card; None for a card that has nothing to do.
             here: the card whose job runs in the calling thread.
-            in_turn: real cards begin one after another too, each when the one before lets go or has ended.
 
         Returns:
             Their results, by card; None for a card without a job.
@@ -184,8 +166,7 @@ class CardThreads:
             self._reopen()
             self.generators.follow_seed()
             context = ThreadContext.capture(self.devices)
-            must = self._simulated or context.shared_modes
-            job_round = _Round(positions, in_turn=in_turn or must, may_let_go=not must)
+            job_round = _Round(positions, in_turn=self._simulated or context.shared_modes)
             self._round = job_round
             self._hand_out(job_round, context, jobs, here)
             self._wait(job_round)
@@ -204,11 +185,6 @@ class CardThreads:
             return job_round.meet(position, value)
         finally:
             self.generators.enter(position)
-
-    def let_go(self, position: int) -> None:
-        """`Place.let_go` for the card at `position`."""
-        if self._round is not None:
-            self._round.let_go(position)
 
     def finish(self) -> None:
         """Wait for what Ctrl-C left running, before anything that it works on is touched."""
