@@ -36,6 +36,10 @@ class Collective(ABC):
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Put the first into each."""
 
+    @abstractmethod
+    def all_gather(self, parts: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        """Put every card's part [n] into each card's `into`, [cards, n]; a part may be its own place there."""
+
 
 class SumsOnHost(Collective):
     """Plain additions and copies, in card order."""
@@ -53,6 +57,12 @@ class SumsOnHost(Collective):
         for tensor in tensors[1:]:
             tensor.copy_(tensors[0], non_blocking=True)
 
+    def all_gather(self, parts: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        for position, gathered in enumerate(into):
+            for owner, part in enumerate(parts):
+                if owner != position:
+                    gathered[owner].copy_(part, non_blocking=True)
+
 
 class Nccl(Collective):
     """NCCL over distinct GPUs, grouped in one call from one thread."""
@@ -65,6 +75,9 @@ class Nccl(Collective):
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         nccl.broadcast([tensor.view(torch.uint8) for tensor in tensors], root=0)
+
+    def all_gather(self, parts: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        nccl.all_gather([part.view(torch.uint8) for part in parts], [whole.view(torch.uint8) for whole in into])
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ from manycard.engine.passes import Autocast, LossFn, Pass, Weigh
 from manycard.engine.random import CardGenerators
 from manycard.engine.recorder import Recorder, make_recorders
 from manycard.engine.replicas import Replicas
+from manycard.engine.sharded import ShardedMirrors
 from manycard.engine.sizes import shard_sizes
 from manycard.engine.threads import CardThreads
 from manycard.engine.update_graphs import Done, UpdateWork
@@ -212,9 +213,16 @@ class Engine:
         """Whether the optimizer has been added."""
         return optimizer in self._mirrors
 
-    def add_optimizer(self, optimizer: Optimizer) -> None:
-        """Mirror the user's optimizer on every card."""
-        self._mirrors[optimizer] = Mirrors(optimizer, self.replicas)
+    def add_optimizer(self, optimizer: Optimizer, *, shard: bool = False) -> None:
+        """Mirror the user's optimizer on every card.
+
+        Args:
+            shard: let each card keep state for, and update, a part of the parameters.
+        """
+        if shard and len(self.cards) > 1:
+            self._mirrors[optimizer] = ShardedMirrors(optimizer, self.replicas, self.collective)
+        else:
+            self._mirrors[optimizer] = Mirrors(optimizer, self.replicas)
 
     def update(
         self,
@@ -251,9 +259,9 @@ class Engine:
         if done is Done.NOT:
             self.threads.run([partial(self._step, card, mirrors, multiplier, clip_norm) for card in cards])
         if done is not Done.ON_PRIMARY:  # or else parameters and states are sent before they are used again
-            self._apart = False
             for mirror in mirrors:
                 mirror.finish()
+            self._apart = False
         if done is not Done.ON_ALL:  # a replay leaves version counters where they are
             self.replicas.mark_sent()
         return True

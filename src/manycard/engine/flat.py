@@ -54,9 +54,17 @@ class FlatLayout:
         """Buffers for all of it on `device`; what they hold is undefined."""
         return {dtype: torch.empty(length, dtype=dtype, device=device) for dtype, length in self._lengths.items()}
 
+    def length(self, dtype: torch.dtype) -> int:
+        """Numbers in the buffer of a dtype."""
+        return self._lengths.get(dtype, 0)
+
     def views(self, buffers: dict[torch.dtype, Tensor]) -> list[Tensor]:
         """Each tensor's place in `buffers`, in order."""
-        return [buffers[spot.dtype].as_strided(spot.shape, spot.stride, spot.offset) for spot in self._spots]
+        found = []
+        for spot in self._spots:
+            buffer = buffers[spot.dtype]  # which may begin within its storage
+            found.append(buffer.as_strided(spot.shape, spot.stride, buffer.storage_offset() + spot.offset))
+        return found
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor], groups: dict[torch.dtype, list[int]]) -> None:

@@ -14,7 +14,8 @@ import copy
 import inspect
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from manycard.engine.batch import map_tensors
 from manycard.engine.replicas import Replicas
 from manycard.errors import OptimizerError
 
-__all__ = ["Mirrors"]
+__all__ = ["Mirrors", "copy_optimizer"]
 
 _OWN = frozenset({"param_groups", "state", "defaults", "step"})
 """Attributes of an optimizer that are not simply copied; ``step`` is there when a scheduler has wrapped it."""
@@ -120,26 +121,12 @@ class Mirrors:
         self._check_inside()
         twins = {id(own): twin for own, twin in zip(self._replicas.parameters[0], theirs, strict=True)}
         device = self._replicas.cards[position].device
-        source = self.optimizer
-        made = source.__class__.__new__(source.__class__)
-        memo: dict[int, Any] = dict(twins)
-        for key, value in source.__dict__.items():
-            if key in _OWN:
-                continue
-            hooks = key.endswith("_hooks") and isinstance(value, dict)
-            made.__dict__[key] = OrderedDict() if hooks else copy.deepcopy(value, memo)
-        made.defaults = dict(source.defaults)
-        made.param_groups = [
-            {
-                key: [twins[id(p)] for p in value] if key == "params" else self._settings(value, device)
-                for key, value in group.items()
-            }
-            for group in source.param_groups
-        ]
-        made.state = defaultdict(dict)
-        for parameter, state in source.state.items():
-            made.state[twins.get(id(parameter), parameter)] = self._settings(state, device)
-        return made
+        keep = partial(self._keeps, position)
+        return copy_optimizer(self.optimizer, twins, lambda value: self._settings(value, device), keep)
+
+    def _keeps(self, position: int, parameter: Any) -> bool:
+        """Whether a card keeps the state of one of the primary's parameters."""
+        return True
 
     def _check_inside(self) -> None:
         inside = {id(parameter) for parameter in self._replicas.parameters[0]}
@@ -162,6 +149,41 @@ class Mirrors:
         """A copy on `device`; a counter kept on the CPU stays there."""
         home = self._replicas.cards[0].device
         return tensor.detach().to(device, copy=True) if tensor.device == home else tensor.detach().clone()
+
+
+def copy_optimizer(
+    source: Optimizer,
+    twins: Mapping[int, Tensor],
+    moved: Callable[[Any], Any],
+    keep: Callable[[Any], bool],
+) -> Optimizer:
+    """An optimizer like `source` for other parameters, without its hooks.
+
+    Args:
+        twins: the parameters that it is to have, by the ids of those that they stand for; others are left out.
+        moved: copies settings and state to where they are used.
+        keep: of a parameter of `source`, whether its state is copied too.
+    """
+    made = source.__class__.__new__(source.__class__)
+    memo: dict[int, Any] = dict(twins)
+    for key, value in source.__dict__.items():
+        if key in _OWN:
+            continue
+        hooks = key.endswith("_hooks") and isinstance(value, dict)
+        made.__dict__[key] = OrderedDict() if hooks else copy.deepcopy(value, memo)
+    made.defaults = dict(source.defaults)
+    made.param_groups = [
+        {
+            key: [twins[id(p)] for p in value if id(p) in twins] if key == "params" else moved(value)
+            for key, value in group.items()
+        }
+        for group in source.param_groups
+    ]
+    made.state = defaultdict(dict)
+    for parameter, state in source.state.items():
+        if keep(parameter):
+            made.state[twins.get(id(parameter), parameter)] = moved(state)
+    return made
 
 
 class _Note:

@@ -77,11 +77,8 @@ class CudaRecorder(Recorder):
                 value = work()
                 graph.capture_end()
             except BaseException:
-                # The failed capture must end before the stream is good for anything; it says so by raising.
-                with contextlib.suppress(RuntimeError):
-                    graph.capture_end()
+                self._end_failed(graph)
                 self._generator.graphsafe_set_state(before)
-                self._keeper = ()  # PyTorch goes on taking the pool for one in use by a capture
                 raise
         current.wait_stream(self._stream)
 
@@ -90,6 +87,20 @@ class CudaRecorder(Recorder):
             self._last = torch.cuda.current_stream(self._device)
 
         return replay, value
+
+    def _end_failed(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a capture that failed: before that, its stream is good for nothing."""
+        keeper, self._keeper = self._keeper, ()  # dropped at the end: not in the middle of a capture
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            if not keeper:
+                return
+            # It raises before it tells the allocator, which would go on as in a capture: memory that several streams
+            # have used is not given out again meanwhile.
+            for tell in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+                with contextlib.suppress(RuntimeError):  # the capture failed to begin
+                    tell(self._device.index, keeper[0].pool())
 
     def _pool(self) -> Any:
         """The memory of all recordings. A pool that no graph uses any more can't be used again, so one graph stays."""

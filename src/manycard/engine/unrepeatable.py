@@ -25,6 +25,7 @@ from manycard.engine.sync_batchnorm import SyncedBatchNorm
 __all__ = ["Looking", "describe_error", "sparse_gradient", "unrepeatable_part"]
 
 _WAITS = "called a synchronizing CUDA operation"
+_NOT_IN_CAPTURE = "operation not permitted when stream is capturing"
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
@@ -100,8 +101,10 @@ def describe_error(error: BaseException) -> str:
     """An error that a recording raised, as a reason that names the script's line."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
-    where = f"{_line(frames[-1].filename, frames[-1].lineno or 0)}: " if frames else ""
-    return f"{where}{type(error).__name__}: {lines[0]}"
+    where = _line(frames[-1].filename, frames[-1].lineno or 0) if frames else ""
+    if where and _NOT_IN_CAPTURE in lines[0]:
+        return f"{where} waits for the card"
+    return f"{where + ': ' if where else ''}{type(error).__name__}: {lines[0]}"
 
 
 def _line(filename: str, number: int) -> str:

@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 
 from manycard.engine.mirrors import Mirrors
 from manycard.engine.recorder import Recorder
+from manycard.engine.sharded import ShardedMirrors
 from manycard.engine.threads import CardThreads
 from manycard.engine.unrepeatable import describe_error
 
@@ -234,6 +235,8 @@ def _unrepeatable(mirror: Mirrors) -> str:
         return f"graphs are made for PyTorch's own optimizers on the card, and {name} is none"
     if mirror.has_other_hooks:
         return f"a hook of {name} would not run"
+    if isinstance(mirror, ShardedMirrors):
+        return "with shard_optimizer cards send each other their parts of the parameters"
     for group in optimizer.param_groups:
         if group.get("differentiable"):
             return f"{name} is differentiable"

@@ -29,6 +29,7 @@ from manycard.parallel.settings import (
     check_clip_norm,
     check_graphs,
     check_scheduler,
+    check_sharding,
     choose_run_cards,
     compile_settings,
     overridden,
@@ -55,6 +56,8 @@ class Parallel:
         accumulate: calls of a train step for one update.
         seed: seeds ``random``, NumPy and PyTorch, and orders the data; None leaves the script's seeds.
         sync_batchnorm: BatchNorm statistics over the whole global batch.
+        shard_optimizer: each card keeps optimizer state for a part of the parameters, updates it in a train step, and
+            sends it to the others: the same numbers with 1/N of the state on each card. In ``dp``.
         compile: compile each card's module with ``torch.compile``: True, or a dict of its arguments.
         ddp_options: arguments for DistributedDataParallel in strategy ``ddp``.
 
@@ -81,6 +84,7 @@ class Parallel:
         accumulate: int = 1,
         seed: int | None = None,
         sync_batchnorm: bool = False,
+        shard_optimizer: bool = False,
         compile: bool | Mapping[str, Any] = False,
         ddp_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -89,7 +93,10 @@ class Parallel:
         self.precision = make_precision(str(overridden("MANYCARD_PRECISION", "precision", precision)))
         self.accumulate = whole_number("accumulate", accumulate, fix="leave it out for an update in every step")
         options = StrategyOptions(
-            sync_batchnorm=sync_batchnorm, compile=compile_settings(compile), ddp=dict(ddp_options or {})
+            sync_batchnorm=sync_batchnorm,
+            compile=compile_settings(compile),
+            shard_optimizer=check_sharding(shard_optimizer, strategy),
+            ddp=dict(ddp_options or {}),
         )
         self._feed = Feed()
         chosen = choose_run_cards(overridden("MANYCARD_CARDS", "cards", cards))

@@ -19,6 +19,7 @@ __all__ = [
     "check_clip_norm",
     "check_graphs",
     "check_scheduler",
+    "check_sharding",
     "choose_run_cards",
     "overridden",
     "seed_all",
@@ -107,6 +108,22 @@ def compile_settings(value: bool | Mapping[str, Any]) -> dict[str, Any] | None:
     raise SettingError(
         "compile", value, "it is neither True nor arguments", fix='give compile={"mode": "default"}, say'
     )
+
+
+def check_sharding(shard_optimizer: bool, strategy: str) -> bool:
+    """Whether optimizers are shared out over the cards.
+
+    Raises:
+        SettingError: the strategy can't.
+    """
+    if shard_optimizer and strategy in ("ddp", "torch_dp"):
+        raise SettingError(
+            "shard_optimizer",
+            shard_optimizer,
+            f"strategy {strategy!r} keeps all state on every card",
+            fix="take strategy='dp', or leave it out",
+        )
+    return shard_optimizer
 
 
 def check_scheduler(scheduler: Any) -> None:

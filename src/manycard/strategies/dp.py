@@ -98,7 +98,7 @@ class DataParallelStrategy(Strategy):
         engine, scale = self._engine(model), self.scaling.group_scale(model)
         for optimizer in optimizers:
             if not engine.mirrors(optimizer):
-                engine.add_optimizer(optimizer)
+                engine.add_optimizer(optimizer, shard=self.options.shard_optimizer)
         with self.scaling.own_update():
             updated = engine.update(optimizers, update.factor, update.clip_norm, scale, update.graphs)
         self.scaling.record(updated)

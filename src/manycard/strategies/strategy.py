@@ -67,6 +67,8 @@ class StrategyOptions:
     """BatchNorm statistics over the whole global batch; costs one small exchange a layer, forward and backward."""
     compile: dict[str, Any] | None = None
     """Arguments of ``torch.compile`` for each card's module; None leaves modules uncompiled."""
+    shard_optimizer: bool = False
+    """Each card keeps optimizer state for, and updates, a part of the parameters."""
     ddp: dict[str, Any] = field(default_factory=dict)
     """Arguments handed to DistributedDataParallel, over manycard's own choices."""
 
