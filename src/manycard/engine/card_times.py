@@ -10,12 +10,12 @@ Behaviour:
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -172,10 +172,10 @@ class _Span(ABC):
 
 class _HostSpan(_Span):
     def __init__(self) -> None:
-        self._begin = self._end = time.perf_counter()
+        self._begin = self._end = perf_counter()
 
     def end(self) -> None:
-        self._end = time.perf_counter()
+        self._end = perf_counter()
 
     @property
     def done(self) -> bool:

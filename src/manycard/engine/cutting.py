@@ -12,7 +12,7 @@ from typing import Any
 from manycard.cards.card import Card
 from manycard.engine.batch import children, count_samples, cut
 from manycard.engine.sizes import shard_sizes, weighted_sizes
-from manycard.engine.split_check import SplitCheck
+from manycard.engine.split_check import Place, SplitCheck, rows_at, sample_places
 from manycard.errors import BatchError
 
 __all__ = ["Cut", "Cutter", "Split", "SplitCutter", "WeightedCutter"]
@@ -84,8 +84,9 @@ class WeightedCutter(Cutter):
 class SplitCutter(Cutter):
     """Cuts by a function of the script's.
 
-    Samples are counted on the first dimension of a shard's tensors. Where they can't be (an object that holds its
-    tensors itself), each shard counts as one sample and `counted` is False: a mean loss has no right weight then.
+    Samples are counted where the batch has them: the first dimension of tensors, and lists with an item a sample.
+    Where they can't be (an object that holds its tensors itself), each shard counts as one sample and `counted` is
+    False: a mean loss has no right weight then.
 
     Args:
         split: the function.
@@ -103,7 +104,8 @@ class SplitCutter(Cutter):
             BatchError: there is not one shard a card, none holds a sample, or samples are lost or repeated.
         """
         shards = self._shards(batch, cards)
-        counts = [_count(shard) for shard in shards]
+        places = sample_places(batch) or []
+        counts = [_count(shard, places) for shard in shards]
         self.counted = all(count is not None for count in counts)
         sizes = [1 if count is None else count for count in counts]
         if not any(sizes):
@@ -126,11 +128,18 @@ class SplitCutter(Cutter):
         return list(shards)
 
 
-def _count(shard: Any) -> int | None:
-    """The samples of a shard; None where they can't be counted."""
+def _count(shard: Any, places: Sequence[Place]) -> int | None:
+    """The samples of a shard; None where they can't be counted.
+
+    Args:
+        places: where the batch has its samples. Two images of one size would pass for two fields of a batch otherwise.
+    """
     if shard is None:
         return 0
     try:
-        return 0 if children(shard) == [] else count_samples(shard)
+        if children(shard) == []:
+            return 0
+        rows = next((rows for rows in (rows_at(shard, place) for place in places) if rows is not None), None)
+        return count_samples(shard) if rows is None else len(rows)
     except BatchError:
         return None

@@ -27,7 +27,7 @@ from torch import Tensor
 from manycard.engine.batch import children, count_samples, is_list_of_samples, tensors_in
 from manycard.errors import BatchError
 
-__all__ = ["LOOKED_AT", "SplitCheck"]
+__all__ = ["LOOKED_AT", "SplitCheck", "rows_at", "sample_places"]
 
 LOOKED_AT = 3
 """Batches whose samples are compared by content; that copies them to the host."""
@@ -38,6 +38,8 @@ _FIX = (
     " (sum, count) losses"
 )
 
+Place = tuple[str, ...]
+"""The names that lead to a part of a batch."""
 Rows = Any
 """A tensor whose first dimension counts samples, or a list with an item a sample."""
 
@@ -55,38 +57,39 @@ class SplitCheck:
         Raises:
             BatchError: samples are lost or repeated.
         """
-        try:
-            samples = count_samples(batch)
-        except BatchError:
+        places = sample_places(batch)
+        if places is None:
             return
-        total = sum(sizes)
+        samples, total = count_samples(batch), sum(sizes)
         if total != samples:
             what = "loses" if total < samples else "repeats"
+            listed = ", ".join(map(str, sizes))
             raise BatchError(
-                f"split {what} samples: the batch has {samples}, its shards have {total}"
-                f" ({', '.join(map(str, sizes))})",
-                fix=_FIX,
+                f"split {what} samples: the batch has {samples}, its shards have {total} ({listed})", fix=_FIX
             )
         if self._left:
             self._left -= 1
-            self._compare(batch, shards, sizes, samples)
+            self._compare(batch, [(shard, size) for shard, size in zip(shards, sizes, strict=True) if size], places)
 
-    def _compare(self, batch: Any, shards: Sequence[Any], sizes: Sequence[int], samples: int) -> None:
-        whole = dict(_parts(batch, samples, ""))
-        held = [dict(_parts(shard, size, "")) for shard, size in zip(shards, sizes, strict=True) if size]
-        pairs = [(whole[place], [part[place] for part in held]) for place in whole if all(place in p for p in held)]
-        compared = [found for found in (_keys(rows, parts) for rows, parts in pairs) if found is not None]
+    def _compare(self, batch: Any, shards: Sequence[tuple[Any, int]], places: Sequence[Place]) -> None:
+        compared = []
+        for place in places:
+            parts = [rows_at(shard, place) for shard, _ in shards]
+            if all(part is not None and len(part) == size for part, (_, size) in zip(parts, shards, strict=True)):
+                found = _keys(rows_at(batch, place), parts)
+                compared += [] if found is None else [found]
         if not compared:
             self._say_uncomparable()
             return
-        given = Counter(zip(*(keys for keys, _ in compared), strict=True))
-        used = Counter(zip(*(keys for _, keys in compared), strict=True))
+        of_batch = list(zip(*(keys for keys, _ in compared), strict=True))
+        given, used = Counter(of_batch), Counter(zip(*(keys for _, keys in compared), strict=True))
         lost, repeated = given - used, used - given
         if lost or repeated:
-            first = next(index for index, key in enumerate(zip(*(k for k, _ in compared), strict=True)) if key in lost)
+            first = next(index for index, key in enumerate(of_batch) if key in lost)
             raise BatchError(
-                f"split loses and repeats samples: of {samples} samples, {lost.total()} are in no shard, sample {first}"
-                f" among them, and {repeated.total()} in the shards are repeated or made of parts of several samples",
+                f"split loses and repeats samples: of {len(of_batch)} samples, {lost.total()} are in no shard, sample"
+                f" {first} among them, and {repeated.total()} in the shards are repeated or made of parts of several"
+                " samples",
                 fix=_FIX,
             )
 
@@ -100,21 +103,30 @@ class SplitCheck:
             )
 
 
-def _parts(value: Any, samples: int, place: str) -> Iterator[tuple[str, Rows]]:
-    """The parts of a batch that have a row a sample, with their places."""
+def sample_places(batch: Any) -> list[Place] | None:
+    """Where a batch has a row a sample: in tensors, and in lists with an item a sample; None if it can't be counted."""
+    try:
+        return list(_places(batch, count_samples(batch), ()))
+    except BatchError:
+        return None
+
+
+def _places(value: Any, samples: int, place: Place) -> Iterator[Place]:
     if isinstance(value, Tensor):
         if value.dim() and value.size(0) == samples and value.layout is torch.strided:
-            yield place, value
-        return
-    if is_list_of_samples(value, samples, 0):
-        yield place, value
-        return
-    try:
-        parts = children(value) or []
-    except BatchError:
-        return
-    for name, part in parts:
-        yield from _parts(part, samples, f"{place}/{name}")
+            yield place
+    elif is_list_of_samples(value, samples, 0):
+        yield place
+    else:
+        for name, part in children(value) or []:
+            yield from _places(part, samples, (*place, name))
+
+
+def rows_at(value: Any, place: Place) -> Rows | None:
+    """What stands at a place of a batch or a shard; None where that has no such place."""
+    for name in place:
+        value = dict(children(value) or []).get(name)
+    return value if isinstance(value, list) or (isinstance(value, Tensor) and value.dim()) else None
 
 
 def _keys(whole: Rows, parts: Sequence[Rows]) -> tuple[list[Any], list[Any]] | None:
