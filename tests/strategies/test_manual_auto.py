@@ -36,7 +36,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     made = Clock()
-    monkeypatch.setattr(card_times, "perf_counter", made)
+    monkeypatch.setattr(card_times, "thread_time", made)
     return made
 
 
@@ -182,7 +182,7 @@ def test_slowed_cards_take_as_many_times_as_long(monkeypatch: pytest.MonkeyPatch
     """By what they sleep, which is not waited for here."""
     slept: list[float] = []
     now = Clock()
-    monkeypatch.setattr(threads.time, "perf_counter", now)
+    monkeypatch.setattr(threads.time, "thread_time", now)
     monkeypatch.setattr(threads.time, "sleep", slept.append)
     monkeypatch.setenv(SLOWDOWN_VARIABLE, "1,3")
     cards = choose_cards("cpu:3").cards

@@ -26,7 +26,7 @@ class Card:
     uuid: str = ""
     """The GPU's UUID as NVML gives it; empty for a simulated card."""
     slowdown: float = 1.0
-    """How many times as long a simulated card takes for its work, by sleeping; 1 for a real one."""
+    """How many times as long a simulated card takes for its work, by sleeping after it; 1 for a real one."""
 
     @property
     def simulated(self) -> bool:

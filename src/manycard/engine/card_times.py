@@ -1,8 +1,9 @@
 """How long each card computes in a step, and what memory that takes, noted without waiting for any card.
 
 Behaviour:
-    * The base does nothing. `MeasuredTimes` notes spans of work: by events on the card's own stream, or by the clock
-      for simulated cards, which run in turn.
+    * The base does nothing. `MeasuredTimes` notes spans of work: by events on the card's own stream. A simulated
+      card's time is what its thread computes, times its slowdown: the cards run in turn, and what other processes take
+      from the CPU meanwhile says nothing about a card.
     * The spans of a step (forward and backward of each micro-batch, and the update) make one `StepTime`, which is
       handed out once its events have come to pass on every card. Reading it waits for nothing.
     * A step that fails is forgotten.
@@ -15,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from time import perf_counter
+from time import thread_time
 from typing import Any
 
 import torch
@@ -94,7 +95,7 @@ class MeasuredTimes(CardTimes):
         card = self._cards[position]
         if not card.simulated:
             self._before[position] = torch.cuda.memory_allocated(card.device)
-        span = _HostSpan() if card.simulated else _EventSpan(card.device)
+        span = _HostSpan(card.slowdown) if card.simulated else _EventSpan(card.device)
         try:
             yield
         finally:
@@ -171,11 +172,14 @@ class _Span(ABC):
 
 
 class _HostSpan(_Span):
-    def __init__(self) -> None:
-        self._begin = self._end = perf_counter()
+    """What the calling thread computes."""
+
+    def __init__(self, slowdown: float) -> None:
+        self._slowdown = slowdown
+        self._begin = self._end = thread_time()
 
     def end(self) -> None:
-        self._end = perf_counter()
+        self._end = thread_time()
 
     @property
     def done(self) -> bool:
@@ -183,7 +187,7 @@ class _HostSpan(_Span):
 
     @property
     def seconds(self) -> float:
-        return self._end - self._begin
+        return self._slowdown * (self._end - self._begin)
 
 
 class _EventSpan(_Span):
