@@ -4,8 +4,8 @@
 
 Simulated cards, of which the last is slowed. They run in turn on one CPU, so wall time shows nothing. What a step takes
 on many cards is what it takes on the slowest: what each card's thread computes for forward, backward and update, times
-the card's slowdown. All ways
-train the same model on the same batches, in turn, round after round; a card's time is its median over all rounds' steps.
+the card's slowdown. All ways train the same model on the same batches, in turn, round after round; a card's time is its
+median over all rounds' steps.
 
     equal     weights=[1, 1, ...]
     known     weights by the slowdown that was set: what a user would write who knows it
@@ -76,18 +76,15 @@ class Way:
     def search(self) -> int:
         """Take the first steps; after how many of them the shares stood."""
         stood = 0
-        before = self.weights_now
+        shares = self.parallel.strategy.shares
+        before = shares(self.model)
         with contextlib.redirect_stderr(io.StringIO()) as said:
             for number in range(SEARCH):
                 self.step(self.batch)
-                if self.weights_now != before:
-                    before, stood = self.weights_now, number + 1
+                if shares(self.model) != before:
+                    before, stood = shares(self.model), number + 1
         self.changes = said.getvalue().count("from now on")
         return stood
-
-    @property
-    def weights_now(self) -> Any:
-        return self.parallel.strategy.weights_of(self.model)
 
     def round(self) -> None:
         """Take some steps and keep what each card took."""

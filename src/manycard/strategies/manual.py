@@ -109,10 +109,11 @@ class ManualStrategy(DataParallelStrategy):
             module, self.cards, SplitCutter(splitting.split, check=splitting.check_split), splitting.merge
         )
 
-    def weights_of(self, model: nn.Module) -> tuple[float, ...] | None:
-        """The weights by which the model's batches are cut now; None with `split`, or on one card."""
+    def shares(self, model: nn.Module) -> tuple[float, ...] | None:
         cutter = self._engine(model).cutter
-        return cutter.weights if isinstance(cutter, WeightedCutter) else None
+        if not isinstance(cutter, WeightedCutter):
+            return None
+        return tuple(weight / sum(cutter.weights) for weight in cutter.weights)
 
     # ---- the step ------------------------------------------------------------------------------------------
 

@@ -241,6 +241,10 @@ class Strategy(ABC):
         """Give every process the buffers of rank 0, before evaluation or a checkpoint reads them."""
         self.peers.broadcast(self.unwrap(model).buffers())
 
+    def shares(self, model: nn.Module) -> tuple[float, ...] | None:
+        """Each card's part of a batch, where batches of this model are cut by weights."""
+        return None
+
     # ---- checkpoints ---------------------------------------------------------------------------------------
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
