@@ -171,6 +171,21 @@ def test_clips_unscaled_gradients(precision: str, tmp_path: Path) -> None:
     assert length == pytest.approx(0.05, rel=1e-3)
 
 
+def test_batchnorm_keeps_the_statistics_of_the_primarys_share() -> None:
+    """As in `dp`, where the share is even."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3))
+    alone = copy.deepcopy(module)
+    parallel = mc.Parallel("manual", cards="cpu:2", weights=[3, 1])
+    model, optimizer = parallel.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    x, y = torch.randn(8, 6), torch.randn(8, 3)
+    parallel.train_step(mse, model, optimizer)((x, y))
+    parallel.close()
+    alone(x[:6])
+    torch.testing.assert_close(module[0].running_mean, alone[0].running_mean)
+    torch.testing.assert_close(module[0].running_var, alone[0].running_var)
+
+
 def test_a_split_that_gives_the_primary_nothing_leaves_its_buffers_and_says_so() -> None:
     def all_for_the_last(batch: Any, cards: Sequence[mc.Card]) -> list[Any]:
         return [None, batch]

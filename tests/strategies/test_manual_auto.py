@@ -104,6 +104,14 @@ def test_equal_cards_keep_equal_shares_and_say_nothing(clock: Clock, capsys: pyt
     training.parallel.close()
 
 
+def test_a_card_that_is_better_left_out_is_named(clock: Clock) -> None:
+    training = Training(clock, [0.01, 10.0])
+    with pytest.warns(UserWarning, match="cpu:1 takes longer for a single sample.*leave it out of cards="):
+        training.run(60, samples=16)
+    assert training.sizes == [15, 1]
+    training.parallel.close()
+
+
 def test_shares_follow_a_card_that_becomes_slower(clock: Clock) -> None:
     training = Training(clock, [0.01, 0.01])
     training.run(40)

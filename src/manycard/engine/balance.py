@@ -11,6 +11,7 @@ Intended behaviour, whatever the times are:
     * A change that made steps longer is taken back, and from then on more must be expected of the next one: shares
       don't go to and fro.
     * No share grows beyond what its card has memory for.
+    * A card that holds up the others with a single sample is named (`held_up_by`): steps would be shorter without it.
 
 Nothing here measures or waits: `Balancer.note` is given times, and gives back a `Change` or None.
 """
@@ -31,6 +32,8 @@ _LEAST_LEFT = 0.25
 """The part of its share that a card keeps in a change: what is far from what was measured is not known yet."""
 _MOST_WINDOWS = 4
 """How long a window may become, in windows, where the noise of times hides whether a change is worth making."""
+_HELD_UP = 1.2
+"""How many times as long as all others a card with one sample must take to be named."""
 _TELLING = 0.1
 """By what part two sizes must differ for their times to tell what is always there."""
 _MOST_FIXED = 0.7
@@ -118,6 +121,12 @@ class _Window:
         return max(range(len(self.sizes)), key=lambda card: self.seconds[card])
 
     @property
+    def held_up_by(self) -> int | None:
+        others = [seconds for card, seconds in enumerate(self.seconds) if card != self.slowest]
+        alone = self.sizes[self.slowest] == 1 < max(self.sizes)
+        return self.slowest if alone and self.seconds[self.slowest] > _HELD_UP * max(others) else None
+
+    @property
     def a_sample(self) -> float:
         """Seconds of a step a sample of the batch."""
         return max(self.seconds) / sum(self.sizes)
@@ -136,6 +145,8 @@ class Balancer:
         self.weights = (1 / cards,) * cards
         self.settled = False
         """Whether shares are found, and only drift is looked for."""
+        self.held_up_by: int | None = None
+        """The card that took longest in the last window, by `_HELD_UP`, though it had one sample of a batch."""
         self._steps: list[StepTime] = []
         self._ignored = self.patience.warm_up
         self._rounds = 0
@@ -188,6 +199,7 @@ class Balancer:
 
     def _judge(self, window: _Window, most_shares: Callable[[], Sequence[float]]) -> Change | None:
         worth = self._worth(window)
+        self.held_up_by = window.held_up_by
         back = self._take_back(window, worth)
         if back is not None:
             return back

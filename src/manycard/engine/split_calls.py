@@ -42,7 +42,7 @@ class SplitCalls(DataParallel):
 
     def __init__(self, module: nn.Module, cards: Sequence[Card], cutter: SplitCutter, merge: Merge) -> None:
         super().__init__(module, cards)
-        self.by_hand = (cutter, merge)
+        self._by_hand = (cutter, merge)
 
     def _spread(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._spreader is None or current_place() is not None:
@@ -52,7 +52,7 @@ class SplitCalls(DataParallel):
                 f"the model is called with tensors by keyword ({', '.join(kwargs)}), which split isn't given",
                 fix="pass them by position: split gets the tuple of positional arguments",
             )
-        cutter, merge = self.by_hand
+        cutter, merge = self._by_hand
         with self._spreader.engine.lock:
             cut = cutter.cut(args[0] if len(args) == 1 else args, self.cards)
             active = [card for card, size in enumerate(cut.sizes) if size]

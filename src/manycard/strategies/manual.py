@@ -15,7 +15,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -58,7 +58,6 @@ class _Balancing:
     steps: int = 0
     largest: int = 1
     """Samples of the largest micro-batch so far."""
-    said: set[str] = field(default_factory=set)
 
     def most_shares(self) -> list[float]:
         """The largest share of a batch that each card has memory for."""
@@ -152,8 +151,8 @@ class ManualStrategy(DataParallelStrategy):
         if self._splitting.split is None:
             super().check_loss(model, loss_fn, batch)
         elif len(self.cards) > 1:
-            cut = self._engine(model).cutter.cut(batch, self.cards)
             with self.generators.preserved():
+                cut = self._engine(model).cutter.cut(batch, self.cards)
                 check_split_loss(loss_fn, self.unwrap(model), batch, cut, self.device, self.precision)
 
     def backward(self, loss: Tensor) -> None:
@@ -175,18 +174,19 @@ class ManualStrategy(DataParallelStrategy):
             balancing.largest = max(balancing.largest, sum(sizes))
         if not sizes[0] and next(self.unwrap(model).buffers(), None) is not None:
             self._say_once(
+                "primary",
                 "split gave the primary card nothing, so what forward writes into buffers (BatchNorm statistics, say)"
-                " was not kept in that step; give the primary a part of every batch to keep it"
+                " was not kept in that step; give the primary a part of every batch to keep it",
             )
         if graphs is not None and not all(sizes):
             idle = self.cards[list(sizes).index(0)]
             self._say_once(
+                "eager",
                 f"{idle} got none of a batch's {sum(sizes)} samples; steps in which a card gets nothing run without"
-                " CUDA graphs"
+                " CUDA graphs",
             )
 
-    def _say_once(self, text: str) -> None:
-        kind = text[:24]
+    def _say_once(self, kind: str, text: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
             warnings.warn(text, stacklevel=2)
@@ -200,6 +200,13 @@ class ManualStrategy(DataParallelStrategy):
             if change is not None:
                 balancing.cutter.set_weights(change.weights)
                 print(_describe(change, self.cards), file=sys.stderr)
+        slow = balancing.balancer.held_up_by
+        if slow is not None:
+            self._say_once(
+                "slow",
+                f"{self.cards[slow]} takes longer for a single sample than the other cards for all others; steps would"
+                " be shorter without it: leave it out of cards=",
+            )
         balancing.times.on = balancing.steps % balancing.balancer.every == 0
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:

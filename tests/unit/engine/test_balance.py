@@ -186,6 +186,10 @@ def test_a_card_so_slow_that_it_is_hardly_used_keeps_a_sample() -> None:
     machine = Machine([(1.0, 0.1), (1.0, 100.0)], batch=32)
     machine.run(500)
     assert machine.sizes == [31, 1]
+    assert machine.balancer.held_up_by == 1
+    found = Machine(SLOW)
+    found.run(500)
+    assert found.balancer.held_up_by is None
 
 
 def test_shares_found_before_are_gone_on_from() -> None:
