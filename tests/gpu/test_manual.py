@@ -237,3 +237,28 @@ def test_memory_of_a_sample_is_noted(cards: int) -> None:
         held_by_a_sample = 16 * 64 * 4  # what relu keeps, at the least
         assert 64 < most < (free + torch.cuda.memory_reserved(card.device)) / held_by_a_sample
     parallel.close()
+
+
+@pytest.mark.parametrize("cards", [count for count in COUNTS if count > 1])
+def test_a_card_that_runs_out_of_memory_gets_less(cards: int) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(64, 65536), nn.ReLU(), nn.Linear(65536, 1))
+    alone = copy.deepcopy(module).to("cuda:0")
+    last = torch.device("cuda", cards - 1)
+    parallel = mc.Parallel("manual", cards=cards, weights="auto", precision="fp32")
+    model, optimizer = parallel.setup(module, torch.optim.SGD(module.parameters(), 0.01))
+    step = parallel.train_step(lambda model, batch: model(batch).square().mean(), model, optimizer, check_loss=False)
+    step(torch.zeros(cards, 64))
+    total = torch.cuda.get_device_properties(last).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(last) + 700 * 2**20) / total, last)
+    try:
+        x = torch.randn(2048 * cards, 64)  # 2048 samples need three times 512 MiB
+        loss = step(x)
+        torch.testing.assert_close(loss, alone(x.to("cuda:0")).square().mean().detach(), rtol=1e-3, atol=1e-5)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, last)
+    shares = parallel.strategy.shares(model)
+    assert shares is not None
+    assert shares[-1] < 0.8 / cards
+    parallel.check_lockstep(model)
+    parallel.close()

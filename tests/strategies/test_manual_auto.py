@@ -45,6 +45,8 @@ class Training:
 
     def __init__(self, clock: Clock, seconds: list[float], **settings: Any) -> None:
         self.seconds = seconds
+        self.most: dict[int, int] = {}
+        """How many samples some cards have memory for."""
         torch.manual_seed(0)
         self.module = Net()
         self.alone = copy.deepcopy(self.module)
@@ -56,6 +58,8 @@ class Training:
         def timed(model: Any, batch: Any) -> Tensor:
             place = threads.current_place()
             if place is not None:
+                if len(batch[0]) > self.most.get(place.position, 1000):
+                    raise torch.OutOfMemoryError("CUDA out of memory.")
                 clock.now += 0.001 + self.seconds[place.position] * len(batch[0])
             return mse(model, batch)
 
@@ -109,6 +113,45 @@ def test_a_card_that_is_better_left_out_is_named(clock: Clock) -> None:
     with pytest.warns(UserWarning, match="cpu:1 takes longer for a single sample.*leave it out of cards="):
         training.run(60, samples=16)
     assert training.sizes == [15, 1]
+    training.parallel.close()
+
+
+def test_no_card_gets_more_than_its_memory_holds(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MeasuredTimes, "most_samples", lambda times: [30.0, float("inf")])
+    training = Training(clock, [0.01, 0.03])
+    training.run(60)
+    assert training.sizes == [30, 18]
+    training.parallel.close()
+
+
+@pytest.mark.parametrize("most", [20, 9])
+def test_a_card_that_runs_out_of_memory_gets_less(clock: Clock, most: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """The step is taken again, so that the training stays one card's."""
+    training = Training(clock, [0.01, 0.01])
+    training.most = {1: most}
+    training.run(40)
+    assert training.sizes[1] <= most
+    lines = [line for line in capsys.readouterr().err.splitlines() if "cpu:1 ran out of memory with" in line]
+    assert 1 <= len(lines) <= 5
+    assert "with 24 of 48 samples; from now on each batch is cut cpu:0" in lines[0]
+    training.parallel.close()
+
+
+@pytest.mark.parametrize("settings", [{"weights": [1, 1]}, {"accumulate": 2}, {}])
+def test_memory_that_no_shares_help_with_is_an_error(clock: Clock, settings: dict[str, Any]) -> None:
+    """Given weights are kept, a group that has begun can't be cut anew, and all cards may be too small."""
+    training = Training(clock, [0.01, 0.01], **settings)
+    x = torch.randn(48, 6)
+    batch = (x, x[:, :3].sin())
+    if "accumulate" in settings:
+        training.step(batch)
+    training.most = {0: 20, 1: 20}
+    with pytest.raises(torch.OutOfMemoryError):
+        training.step(batch)
+    training.most = {}
+    for _ in range(4):
+        training.step(batch)
+    training.parallel.check_lockstep(training.model)
     training.parallel.close()
 
 
@@ -243,5 +286,10 @@ def test_the_spans_of_a_step_are_added_up_by_card(clock: Clock) -> None:
         clock.now += 1
     times.drop()
     times.close()
+    assert times.finished() == []
+    with times.of(0):
+        clock.now += 1
+    times.close()
+    times.forget()
     assert times.finished() == []
     assert times.most_samples() == [float("inf")] * 2

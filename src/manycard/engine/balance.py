@@ -11,6 +11,7 @@ Intended behaviour, whatever the times are:
     * A change that made steps longer is taken back, and from then on more must be expected of the next one: shares
       don't go to and fro.
     * No share grows beyond what its card has memory for.
+    * A card that has run out of memory gets less than it had then, and never as much again.
     * A card that holds up the others with a single sample is named (`held_up_by`): steps would be shorter without it.
 
 Nothing here measures or waits: `Balancer.note` is given times, and gives back a `Change` or None.
@@ -28,6 +29,8 @@ from manycard.engine.sizes import weighted_sizes
 __all__ = ["Balancer", "Change", "Patience", "bounded"]
 
 _MOST_CAUTION = 16.0
+_AFTER_MEMORY = 0.8
+"""The part of its share that a card keeps which has run out of memory."""
 _LEAST_LEFT = 0.25
 """The part of its share that a card keeps in a change: what is far from what was measured is not known yet."""
 _MOST_WINDOWS = 4
@@ -147,6 +150,8 @@ class Balancer:
         """Whether shares are found, and only drift is looked for."""
         self.held_up_by: int | None = None
         """The card that took longest in the last window, by `_HELD_UP`, though it had one sample of a batch."""
+        self._caps = [float("inf")] * cards
+        """The largest share of each card that it may get since it ran out of memory."""
         self._steps: list[StepTime] = []
         self._ignored = self.patience.warm_up
         self._rounds = 0
@@ -167,6 +172,22 @@ class Balancer:
         """Go on from shares that were found before."""
         total = sum(weights)
         self.weights = tuple(weight / total for weight in weights)
+
+    def shrink(self, card: int) -> bool:
+        """Give less to a card that has run out of memory.
+
+        Returns:
+            Whether there are such shares.
+        """
+        self._caps[card] = _AFTER_MEMORY * self.weights[card]
+        weights = bounded(self.weights, self._caps)
+        if weights is None:
+            return False
+        self.weights = weights
+        self.settled = False
+        self._steps, self._earlier, self._before, self._asked = [], None, None, None
+        self._ignored = max(self._ignored, self.patience.after_change)
+        return True
 
     def note(self, step: StepTime, most_shares: Callable[[], Sequence[float]]) -> Change | None:
         """Take in one step's times.
@@ -253,7 +274,8 @@ class Balancer:
         level = _level(window.lines, sum(window.sizes))
         cautious = [max(share, _LEAST_LEFT * own) for share, own in zip(level, self.weights, strict=True)]
         shares = [share / sum(cautious) for share in cautious]
-        return tuple(shares) if most is None else bounded(shares, most) or self.weights
+        limits = self._caps if most is None else [min(pair) for pair in zip(most, self._caps, strict=True)]
+        return bounded(shares, limits) or self.weights
 
     def _gain(self, window: _Window, weights: tuple[float, ...]) -> float:
         """By what part of it the slowest card's step would become shorter, in whole samples."""

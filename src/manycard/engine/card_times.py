@@ -139,6 +139,11 @@ class MeasuredTimes(CardTimes):
             found.append(StepTime(samples, tuple(sum(span.seconds for span in spans) for spans in of_cards)))
         return found
 
+    def forget(self) -> None:
+        """Forget all steps so far: what comes is cut in another way, and the cards may still be at what was before."""
+        self._closed.clear()
+        self.drop()
+
     def most_samples(self) -> list[float]:
         """How many samples of one micro-batch each card has memory for, between two steps; inf where it can't tell."""
         return [

@@ -35,10 +35,12 @@ from manycard.engine.context import ThreadContext, in_copied_variables
 from manycard.engine.random import CardGenerators
 from manycard.errors import ModelError
 
-__all__ = ["CardThreads", "Place", "current_place"]
+__all__ = ["CardThreads", "Place", "card_of", "current_place"]
 
 Job = Callable[[], Any]
 _here = threading.local()
+_CARD = "manycard_card"
+"""The attribute of a failure that says on which card it was raised."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,11 @@ class Place:
 def current_place() -> Place | None:
     """The card whose job the calling thread runs; None outside any."""
     return getattr(_here, "place", None)
+
+
+def card_of(failure: BaseException) -> int | None:
+    """The position of the card on which a failure was raised that came out of `CardThreads.run`."""
+    return getattr(failure, _CARD, None)
 
 
 class _MeetingAbortedError(Exception):
@@ -179,6 +186,7 @@ class CardThreads:
             self._round = None
         if job_round.failures:
             position, failure = job_round.failures[0]
+            setattr(failure, _CARD, position)
             raise _with_note(failure, self.cards[position])
         return [job_round.results.get(position) for position in range(len(jobs))]
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -33,6 +34,7 @@ from manycard.engine.engine import Engine
 from manycard.engine.graphs import Graphs
 from manycard.engine.loss_check import check_split_loss
 from manycard.engine.split_calls import SplitCalls
+from manycard.engine.threads import card_of
 from manycard.errors import BatchError, LossError, SettingError
 from manycard.precision import Precision
 from manycard.strategies.dp import DataParallelStrategy
@@ -137,7 +139,16 @@ class ManualStrategy(DataParallelStrategy):
         engine = self._engine(model)
         if self._splitting.split is not None:
             loss_fn = partial(_weighable, engine.cutter, loss_fn)
-        part = super().forward_backward(model, loss_fn, batch, unit, ends_group=ends_group, graphs=graphs)
+        part = None
+        while part is None:
+            try:
+                part = super().forward_backward(model, loss_fn, batch, unit, ends_group=ends_group, graphs=graphs)
+            except torch.OutOfMemoryError as error:
+                # Tried again outside this block: until its end the error keeps what the card holds.
+                if unit is not None or not self._give_less(model, engine, card_of(error)):
+                    raise
+            if part is None:
+                self._begin_again(model)
         self._note_sizes(model, engine, graphs)
         return part
 
@@ -199,7 +210,9 @@ class ManualStrategy(DataParallelStrategy):
             change = balancing.balancer.note(step, balancing.most_shares)
             if change is not None:
                 balancing.cutter.set_weights(change.weights)
-                print(_describe(change, self.cards), file=sys.stderr)
+                balancing.times.forget()
+                print(_describe_change(change, self.cards), file=sys.stderr)
+                break
         slow = balancing.balancer.held_up_by
         if slow is not None:
             self._say_once(
@@ -208,6 +221,24 @@ class ManualStrategy(DataParallelStrategy):
                 " be shorter without it: leave it out of cards=",
             )
         balancing.times.on = balancing.steps % balancing.balancer.every == 0
+
+    def _give_less(self, model: nn.Module, engine: Engine, card: int | None) -> bool:
+        """After a card has run out of memory in the first micro-batch of a group: give it less; whether that can be."""
+        balancing, sizes = self._balancings.get(model), engine.cutter.sizes
+        if balancing is None or card is None or sizes[card] <= 1 or not balancing.balancer.shrink(card):
+            return False
+        balancing.cutter.set_weights(balancing.balancer.weights)
+        balancing.times.forget()
+        why = f"{self.cards[card]} ran out of memory with {sizes[card]} of {sum(sizes)} samples"
+        print(f"{_describe(why, balancing.balancer.weights, self.cards)}; the step is taken again", file=sys.stderr)
+        return True
+
+    def _begin_again(self, model: nn.Module) -> None:
+        self.start_group(model)
+        for card in self.cards:
+            if not card.simulated:
+                with torch.cuda.device(card.device):
+                    torch.cuda.empty_cache()
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
         balancing = self._balancings.get(model)
@@ -231,12 +262,12 @@ def _weighable(cutter: Cutter, loss_fn: LossFn, model: Any, batch: Any) -> Any:
     return loss
 
 
-def _describe(change: Change, cards: Sequence[Card]) -> str:
-    total = sum(change.weights)
-    shares = ", ".join(f"{card} {weight / total:.1%}" for card, weight in zip(cards, change.weights, strict=True))
+def _describe_change(change: Change, cards: Sequence[Card]) -> str:
     took = ", ".join(f"{1e3 * seconds:.3g}" for seconds in change.seconds)
     why = "the last shares made steps longer" if change.taken_back else f"a step took {took} ms"
-    return (
-        f'manycard: weights="{AUTO}": {why}; from now on each batch is cut {shares}, and a step is expected to take'
-        f" {1e3 * change.expected:.3g} ms"
-    )
+    return f"{_describe(why, change.weights, cards)}, and a step is expected to take {1e3 * change.expected:.3g} ms"
+
+
+def _describe(why: str, weights: Sequence[float], cards: Sequence[Card]) -> str:
+    shares = ", ".join(f"{card} {weight / sum(weights):.1%}" for card, weight in zip(cards, weights, strict=True))
+    return f'manycard: weights="{AUTO}": {why}; from now on each batch is cut {shares}'
