@@ -14,6 +14,8 @@ already on the card: on the primary for ways with one process, which copy each c
     drop_in           mc.DataParallel in the same loop
     dp                manycard's train step, graphs="off"
     dp_graph          the same with CUDA graphs
+    manual            strategy "manual" with equal weights, graphs="off"
+    manual_graph      the same with CUDA graphs
     dp_compile        graphs="off", compile=True
     dp_best           CUDA graphs and compile=True
     ddp               DistributedDataParallel, PyTorch's defaults
@@ -55,8 +57,10 @@ WAYS = (
     "drop_in",
     "ddp",
     "dp",
+    "manual",
     "ddp_graph",
     "dp_graph",
+    "manual_graph",
     "ddp_compiled",
     "dp_compile",
     "dp_best",
@@ -140,10 +144,12 @@ def make_step(
 ) -> tuple[Step, Callable[[], Any]]:
     """The step of one way, and a check that its replicas are equal."""
     ids = list(range(cards))
-    if way in ("dp", "dp_graph", "dp_compile", "dp_best"):
-        parallel = mc.Parallel(strategy="dp", cards=ids, precision="bf16", compile=way in ("dp_compile", "dp_best"))
+    if way in ("dp", "dp_graph", "dp_compile", "dp_best", "manual", "manual_graph"):
+        compiled = way in ("dp_compile", "dp_best")
+        by_hand = {"strategy": "manual", "weights": [1] * cards} if way.startswith("manual") else {}
+        parallel = mc.Parallel(**{"strategy": "dp", **by_hand}, cards=ids, precision="bf16", compile=compiled)
         model, optimizer = parallel.setup(model, optimizer)
-        graphs = "on" if way in ("dp_graph", "dp_best") else "off"
+        graphs = "on" if way in ("dp_graph", "dp_best", "manual_graph") else "off"
         step = parallel.train_step(workload.loss, model, optimizer, graphs=graphs)
         return step, lambda: parallel.check_lockstep(model)
     if way == "accelerate":

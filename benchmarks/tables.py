@@ -19,7 +19,7 @@ DOCUMENT = ROOT / "docs" / "performance.md"
 MARKED = re.compile(r"<!-- results: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
-GRAPHED = ("dp_graph", "dp_best", "ddp_graph")
+GRAPHED = ("dp_graph", "dp_best", "ddp_graph", "manual_graph")
 """Ways whose activations PyTorch doesn't count as allocated, since they lie in the memory of graphs."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -19,3 +20,14 @@ def test_digits_learns_the_digits() -> None:
     assert len(lines) == 12
     assert float(lines[-1][0]) < float(lines[0][0])
     assert float(lines[-1][1]) > 95
+
+
+def test_length_buckets_saves_padding_and_trains_the_same() -> None:
+    command = [sys.executable, str(EXAMPLES / "length_buckets.py"), "--cards", "cpu:3", "--batches", "6", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["cards"] == 3
+    assert found["places_saved"] > 0.4
+    assert found["largest_loss_difference"] < 1e-5
+    assert found["losses"][1] < found["losses"][0]

@@ -51,6 +51,8 @@ class Measurement:
     efficiency: float | None = None
     peak_memory_mib: tuple[float | None, ...] = ()
     balance: float | None = None
+    shares: tuple[float, ...] | None = None
+    """Each card's part of a batch at the end, where the strategy cuts by weights."""
     losses: tuple[float | None, ...] = ()
     """The mean over the global batch of every step, the warm-up included; None where it was not finite."""
     final_loss: float | None = None

@@ -96,6 +96,7 @@ def measure(spec: RowSpec, parallel: Parallel, progress_path: Path | None = None
         step_ms=clock.step_ms,
         peak_memory_mib=tuple(peaks) if not spec.simulated else (None,) * len(spec.card_names),
         balance=balance_of(peaks),
+        shares=strategy.shares(model),
         losses=tuple(values),
         final_loss=values[-1],
         accuracy=workload.accuracy(parallel, model, feeding),

@@ -25,6 +25,8 @@ class Card:
     """The product name, such as ``NVIDIA H200``."""
     uuid: str = ""
     """The GPU's UUID as NVML gives it; empty for a simulated card."""
+    slowdown: float = 1.0
+    """How many times as long a simulated card takes for its work, by sleeping after it; 1 for a real one."""
 
     @property
     def simulated(self) -> bool:

@@ -18,6 +18,7 @@ Behaviour:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,13 +32,16 @@ from manycard.cards.prefer import best_equal_group, best_of, model_of
 from manycard.cards.processes import CardProcess, own_pids
 from manycard.cards.spec import CardSpec, parse_spec
 from manycard.cards.visible import visible_now
-from manycard.errors import CardsError
+from manycard.errors import CardsError, SettingError
 
-__all__ = ["DEFAULT_MIN_FREE", "CardChoice", "LeftOut", "choose", "choose_cards", "others_on"]
+__all__ = ["DEFAULT_MIN_FREE", "SLOWDOWN_VARIABLE", "CardChoice", "LeftOut", "choose", "choose_cards", "others_on"]
 
 DEFAULT_MIN_FREE = 2 * GIB
 """Free memory below which ``auto`` leaves a card out: a CUDA context, NCCL's buffers and cuBLAS's workspaces
 take most of 1 GiB before the first parameter."""
+
+SLOWDOWN_VARIABLE = "MANYCARD_SIMULATED_SLOWDOWN"
+"""An environment variable: factors such as ``1,3``, by which simulated cards take longer, to try out uneven cards."""
 
 
 @dataclass(frozen=True)
@@ -306,7 +310,21 @@ def _there(infos: Sequence[CardInfo], hidden: int) -> str:
 
 
 def _simulated(count: int) -> tuple[Card, ...]:
-    return tuple(Card(position, torch.device("cpu")) for position in range(count))
+    factors = [*_slowdowns(), *[1.0] * count]
+    return tuple(Card(position, torch.device("cpu"), slowdown=factors[position]) for position in range(count))
+
+
+def _slowdowns() -> list[float]:
+    """How many times as long the first simulated cards shall take, as `SLOWDOWN_VARIABLE` says."""
+    given = os.environ.get(SLOWDOWN_VARIABLE, "")
+    try:
+        factors = [float(word) for word in given.split(",") if word.strip()]
+    except ValueError:
+        factors = [0.0]
+    if not all(1 <= factor < float("inf") for factor in factors):
+        problem = "it is no list of factors of at least 1, one a card"
+        raise SettingError(SLOWDOWN_VARIABLE, given, problem, fix=f"write {SLOWDOWN_VARIABLE}=1,3, say, or unset it")
+    return factors
 
 
 def _pids_that_must_be_ours(infos: Sequence[CardInfo]) -> frozenset[int]:

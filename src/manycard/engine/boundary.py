@@ -248,7 +248,7 @@ class SpreadCall:
             self.leaves.append(_Leaf(tuple(self.active[index] for index, _ in pairs), parts, join))
             return self.leaves[-1].joined(device)
 
-        chosen = [values[position] for position in self.active]
+        chosen = [self.layout.to_join(values[position]) for position in self.active]
         listed = self.layout.lists_samples(self.batch, sum(self.sizes))
         return join_values(chosen, sizes, self.layout.dim, join_leaf, listed=listed)
 

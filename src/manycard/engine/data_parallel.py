@@ -25,7 +25,6 @@ from manycard.cards import Card, choose_cards
 from manycard.engine.batch import move, tensors_in
 from manycard.engine.engine import Engine
 from manycard.engine.layout import OnDimension
-from manycard.engine.sizes import shard_sizes
 from manycard.engine.spreader import Spreader
 from manycard.engine.threads import current_place
 from manycard.errors import CardsError, ModelError, SettingError
@@ -112,7 +111,7 @@ class DataParallel(nn.DataParallel[nn.Module]):
     def _sizes(self, batch: Any) -> list[int]:
         if next(tensors_in(batch), None) is None:
             return [1]
-        return shard_sizes(OnDimension(self.dim).count(batch), len(self.cards))
+        return self.engine.cutter.sizes_of(OnDimension(self.dim).count(batch), len(self.cards))
 
     def _output_card(self) -> int:
         if self._output_rule == "rotate":

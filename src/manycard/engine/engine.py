@@ -26,9 +26,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manycard.cards.card import Card
-from manycard.engine.batch import count_samples, cut, move
+from manycard.engine.batch import move
 from manycard.engine.buckets import Buckets, gradients_of
+from manycard.engine.card_times import CardTimes
 from manycard.engine.collective import make_collective
+from manycard.engine.cutting import Cutter
 from manycard.engine.graphs import Graphs
 from manycard.engine.input_copies import InputCopies
 from manycard.engine.lockstep import LockstepGuard
@@ -38,10 +40,9 @@ from manycard.engine.random import CardGenerators
 from manycard.engine.recorder import Recorder, make_recorders
 from manycard.engine.replicas import Replicas
 from manycard.engine.sharded import ShardedMirrors
-from manycard.engine.sizes import shard_sizes
 from manycard.engine.threads import CardThreads
 from manycard.engine.update_graphs import Done, UpdateWork
-from manycard.errors import BatchError, ModelError
+from manycard.errors import ModelError
 
 __all__ = ["Engine"]
 
@@ -65,6 +66,10 @@ class Engine:
         self.collective = make_collective(cards)
         self.input_copies = InputCopies(cards)
         self.replicas = Replicas(module, cards, self.collective)
+        self.cutter = Cutter()
+        """How batches become shards."""
+        self.times = CardTimes()
+        """What notes how long each card computes in a step; nothing in its base."""
         self.lock = threading.RLock()
         """Held by whoever spreads work: several threads of a script are served in turn."""
         self._buckets: Buckets | None = None
@@ -88,6 +93,7 @@ class Engine:
     def start_group(self) -> None:
         """A new group of micro-batches begins; its first drops the gradients there are."""
         self.threads.finish()
+        self.times.drop()
         self._group_open = False
 
     def forward_backward(
@@ -107,8 +113,10 @@ class Engine:
             BatchError: the batch is empty or can't be cut.
             LossError: no card's loss depends on a parameter.
         """
-        samples, shards, sizes = self.cut(batch)
-        self.initialise_lazy(lambda: loss_fn(self.replicas.module, move(shards[0], self.device)))
+        whole = self.cutter.cut(batch, self.cards)
+        samples, shards, sizes = whole.samples, whole.shards, whole.sizes
+        some = next(shard for shard, size in zip(shards, sizes, strict=True) if size)
+        self.initialise_lazy(lambda: loss_fn(self.replicas.module, move(some, self.device)))
         buckets = self._prepare_training()
         if self._group_open:
             buckets.check_kept()
@@ -125,6 +133,7 @@ class Engine:
             shards,
             sizes,
             first,
+            self.times,
         )
         self._group_open = True
         if graphs is None:
@@ -132,17 +141,10 @@ class Engine:
         else:
             self.generators.follow_seed()
             self._made_for = self._made, self.replicas.changes, self.replicas.addresses()
-            losses = graphs.passes.run(work, self._made_for, self.replicas.modes)
+            losses = graphs.passes.run(work, (*self._made_for, self.cutter.changes), self.replicas.modes)
+        self.times.note_samples(sizes)
         results = [(size, loss.value, loss.count) for size, loss in zip(sizes, losses, strict=True) if loss is not None]
         return results, samples
-
-    def cut(self, batch: Any) -> tuple[int, list[Any], list[int]]:
-        """The batch's samples, its shards, and how many samples each card gets."""
-        samples = count_samples(batch)
-        if samples == 0:
-            raise BatchError("the batch has 0 samples", fix="drop empty batches in the loader")
-        sizes = shard_sizes(samples, len(self.cards))
-        return samples, cut(batch, sizes), sizes
 
     def initialise_lazy(self, forward: Callable[[], Any]) -> None:
         """Let lazy parameters find their shapes on the primary before replicas are made."""
@@ -255,9 +257,12 @@ class Engine:
         self._apart = True
         done = Done.NOT
         if graphs is not None and not self._buckets.sparse:
-            done = graphs.updates.run(self._update_work(mirrors, multiplier, clip_norm, any(outdated)))
+            work = self._update_work(mirrors, multiplier, clip_norm, any(outdated))
+            with self.times.of_all():
+                done = graphs.updates.run(work)
         if done is Done.NOT:
-            self.threads.run([partial(self._step, card, mirrors, multiplier, clip_norm) for card in cards])
+            self.threads.run([partial(self._step, card, mirrors, multiplier, clip_norm) for card in cards], self.times)
+        self.times.close()
         if done is not Done.ON_PRIMARY:  # or else parameters and states are sent before they are used again
             for mirror in mirrors:
                 mirror.finish()
@@ -305,7 +310,8 @@ class Engine:
 
     def evaluate(self, metric_fn: Callable[[Any, Any], Any], batch: Any, autocast: Autocast) -> list[Any]:
         """``metric_fn(replica, shard)`` of every card that has samples."""
-        _, shards, sizes = self.cut(batch)
+        whole = self.cutter.cut(batch, self.cards)
+        shards, sizes = whole.shards, whole.sizes
         self.refresh(statistics=True)
         # Evaluation is where averaged or swapped weights are looked at, written in any way.
         self.replicas.send_parameters()

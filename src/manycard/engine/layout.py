@@ -63,6 +63,10 @@ class Layout(ABC):
             BatchError: the shapes follow no rule that keeps the meaning.
         """
 
+    def to_join(self, output: Any) -> Any:
+        """What is joined of a card's output."""
+        return output
+
     def lists_samples(self, batch: Any, total: int) -> bool:
         """Whether the inputs have a list with one item a sample in them."""
         return holds_list_of_samples(batch, total, self.dim)

@@ -11,20 +11,25 @@ unmasked pixels), and losses that compare samples with each other (contrastive o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from manycard.engine.batch import count_samples, cut
+from manycard.engine.batch import count_samples, cut, move
 from manycard.engine.copying import ModuleCopier
+from manycard.engine.cutting import Cut
 from manycard.engine.loss import read_loss
 from manycard.engine.settling import settle
 from manycard.errors import LossError
 from manycard.precision import Precision
 
-__all__ = ["check_mean_loss"]
+__all__ = ["check_mean_loss", "check_split_loss"]
+
+_Loss = tuple[Tensor, "float | Tensor | None"]
+"""A mean, or a sum and its count."""
 
 
 def check_mean_loss(
@@ -51,40 +56,101 @@ def check_mean_loss(
         return
 
 
+def check_split_loss(
+    loss_fn: Callable[[Any, Any], Any],
+    module: nn.Module,
+    batch: Any,
+    cut: Cut,
+    device: torch.device,
+    precision: Precision,
+) -> None:
+    """Compare the loss of `batch` with that of the shards that a split of the script's has made of it.
+
+    A ``loss_fn`` that takes nothing but shards, or a batch too large for one card, leaves nothing to compare with, and
+    that is said.
+
+    Raises:
+        LossError: the loss of the whole is not that of its shards.
+    """
+    shards = [(shard, size) for shard, size in zip(cut.shards, cut.sizes, strict=True) if size]
+    if len(shards) < 2:
+        return
+    scratch = ModuleCopier(module, device, share_parameters=True).replica
+    settle(scratch)
+    losses = _Losses(loss_fn, scratch, precision)
+    parts = [(*losses.of(move(shard, device)), size) for shard, size in shards]
+    try:
+        batch = move(batch, device)
+        whole, again = losses.of(batch), losses.of(batch)
+    except Exception as error:
+        warnings.warn(
+            f"the loss could not be checked: on the whole batch loss_fn raises {type(error).__name__}; what split"
+            " returns is taken to be right as it is",
+            stacklevel=2,
+        )
+        return
+    sizes = " and ".join(str(size) for _, size in shards)
+    _judge(whole, again, parts, f"shards of {sizes}", precision)
+
+
 def _compare(
     loss_fn: Callable[[Any, Any], Any], module: nn.Module, batch: Any, samples: int, precision: Precision
 ) -> None:
     smaller = max(1, samples // 3)
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    losses = _Losses(loss_fn, module, precision)
+    whole, again = losses.of(batch), losses.of(batch)
+    sizes = [samples - smaller, smaller]
+    parts = [(*losses.of(part), size) for part, size in zip(cut(batch, sizes), sizes, strict=True)]
+    _judge(whole, again, parts, f"{sizes[0]} and {sizes[1]}", precision)
 
-    def loss_of(part: Any) -> tuple[Tensor, float | Tensor | None]:
+
+class _Losses:
+    """Computes losses without gradients."""
+
+    def __init__(self, loss_fn: Callable[[Any, Any], Any], module: nn.Module, precision: Precision) -> None:
+        self._loss_fn = loss_fn
+        self._module = module
+        self._precision = precision
+        self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
+
+    def of(self, part: Any) -> _Loss:
+        """The loss of a part of a batch, and its count, if it is a sum."""
         try:
-            with torch.no_grad(), precision.autocast(device):
-                loss = read_loss(loss_fn(module, part))
+            with torch.no_grad(), self._precision.autocast(self._device):
+                loss = read_loss(self._loss_fn(self._module, part))
         except RuntimeError as error:
             if "does not require grad" not in str(error):
                 raise
             # The loss differentiates something itself: a gradient penalty, say.
-            with torch.enable_grad(), precision.autocast(device):
-                loss = read_loss(loss_fn(module, part))
+            with torch.enable_grad(), self._precision.autocast(self._device):
+                loss = read_loss(self._loss_fn(self._module, part))
         return loss.value.detach().double(), loss.count
 
-    (whole, whole_count), (again, _) = loss_of(batch), loss_of(batch)
-    parts = cut(batch, [samples - smaller, smaller])
-    (large, large_count), (small, small_count) = loss_of(parts[0]), loss_of(parts[1])
-    if whole_count is not None and large_count is not None and small_count is not None:
-        whole, again = whole / whole_count, again / whole_count
-        joined = (large + small) / (large_count + small_count)
+
+def _judge(
+    whole: _Loss,
+    again: _Loss,
+    parts: Sequence[tuple[Tensor, float | Tensor | None, int]],
+    named: str,
+    precision: Precision,
+) -> None:
+    """Compare the loss of a whole, computed twice, with those of its parts."""
+    samples = sum(size for *_, size in parts)
+    value, repeated = whole[0], again[0]
+    counts = [count for _, count, _ in parts if count is not None]
+    if whole[1] is not None and len(counts) == len(parts):
+        value, repeated = value / whole[1], repeated / whole[1]
+        joined = sum((part for part, *_ in parts[1:]), parts[0][0]) / sum(counts[1:], counts[0])
     else:
-        joined = (large * (samples - smaller) + small * smaller) / samples
-    noise, gap, size = (abs(x) for x in torch.stack([whole - again, whole - joined, whole]).tolist())
+        joined = sum((part * size for part, _, size in parts[1:]), parts[0][0] * parts[0][2]) / samples
+    noise, gap, size = (abs(x) for x in torch.stack([value - repeated, value - joined, value]).tolist())
     tolerance = precision.tolerance * max(size, 1e-6)
     if noise > tolerance / 10:
         return
     if gap > tolerance + 4 * noise:
         raise LossError(
-            f"loss_fn is no mean over samples: {samples} samples give {whole.item():.6g} whole, and"
-            f" {joined.item():.6g} as the weighted mean of {samples - smaller} and {smaller}, so cards that each"
+            f"loss_fn is no mean over samples: {samples} samples give {value.item():.6g} whole, and"
+            f" {joined.item():.6g} as the weighted mean of {named}, so cards that each"
             " see a part would train differently from one that sees all",
             fix="return (sum, count) with what the sum is over; or, if the loss compares samples with each other,"
             " write the loop out with model(x), which gives the loss whole outputs; check_loss=False skips this check",

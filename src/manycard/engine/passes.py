@@ -14,11 +14,12 @@ from torch import Tensor
 
 from manycard.engine.batch import map_tensors, move
 from manycard.engine.buckets import Buckets
+from manycard.engine.card_times import CardTimes
 from manycard.engine.input_copies import InputCopies
 from manycard.engine.loss import ShardLoss, read_loss
 from manycard.engine.replicas import Replicas
 from manycard.engine.threads import CardThreads
-from manycard.errors import LossError
+from manycard.errors import BatchError, LossError
 
 __all__ = ["Autocast", "LossFn", "Pass", "Weigh"]
 
@@ -48,6 +49,8 @@ class Pass:
     """Samples of each card's shard."""
     first: bool
     """Whether it begins a group: gradients of before are dropped."""
+    times: CardTimes
+    """Notes how long each card takes."""
     written: Sequence[str] = ()
     """The attributes of the module that an eager run wrote, as ``Class.name``."""
 
@@ -55,6 +58,7 @@ class Pass:
         """One card's forward and backward pass; gradients end in its buckets. Runs in the card's thread."""
         with self.autocast(self.replicas.cards[position].device):
             loss = read_loss(self.loss_fn(self.replicas.modules[position], shard))
+        self.times.between(position, self.sizes[position])
         if loss.value.requires_grad:
             (loss.value * weight(loss)).backward()  # type: ignore[no-untyped-call]
         self.buckets.collect(position)
@@ -77,21 +81,28 @@ class Pass:
             shard = move(shards[position], self.replicas.cards[position].device)
             shards[position] = None
             loss = self.run_on(position, shard, partial(self.weigh, self.sizes[position], self.samples))
-            moved = ShardLoss(move(loss.value.detach(), primary), move(loss.count, primary))
-            return moved, loss.value.requires_grad
+            return ShardLoss(loss.value.detach(), loss.count), loss.value.requires_grad
 
-        results = self.threads.run([partial(job, card) if size else None for card, size in enumerate(self.sizes)])
+        jobs = [partial(job, card) if size else None for card, size in enumerate(self.sizes)]
+        results = self.threads.run(jobs, self.times)
         self.written = self.replicas.absorb()
         if not any(result[1] for result in results if result is not None):
             raise LossError(
                 "the loss depends on no parameter", fix="compute it from the model's output, without detach()"
             )
-        return [None if result is None else result[0] for result in results]
+        # Sent when every card has been given all its work: the primary waits for what is sent to it, and would wait in
+        # the middle of its own pass for a card that takes longer.
+        losses = [None if result is None else result[0] for result in results]
+        return [loss and ShardLoss(move(loss.value, primary), move(loss.count, primary)) for loss in losses]
 
     def _copied_ahead(self) -> list[Any]:
         """The shards, those that come from another card already on their way."""
         with self.input_copies.apart():
-            return [
-                map_tensors(partial(self.input_copies.ahead, device=card.device), shard)
-                for shard, card in zip(self.shards, self.replicas.cards, strict=True)
-            ]
+            pairs = zip(self.shards, self.replicas.cards, strict=True)
+            return [self._ahead(shard, card.device) for shard, card in pairs]
+
+    def _ahead(self, shard: Any, device: torch.device) -> Any:
+        try:
+            return map_tensors(partial(self.input_copies.ahead, device=device), shard)
+        except BatchError:
+            return shard  # an object with a `to` of its own, which only a split of the script's gives; moved later

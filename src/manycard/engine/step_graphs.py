@@ -31,6 +31,7 @@ from manycard.engine.loss import ShardLoss
 from manycard.engine.passes import Pass
 from manycard.engine.recorder import Recorder, make_room, own_inputs, without_autocast_cache
 from manycard.engine.unrepeatable import Looking, describe_error, sparse_gradient, unrepeatable_part
+from manycard.errors import BatchError
 
 __all__ = ["StepGraphs"]
 
@@ -80,7 +81,8 @@ class _Recorded:
             if weight != self._given[position]:
                 self._weights[position].fill_(weight)
                 self._given[position] = weight
-            replay()
+            with work.times.of(position):
+                replay()
         work.buckets.attach(self.used)
         self._count += 1
         device = work.replicas.cards[0].device
@@ -141,8 +143,8 @@ class StepGraphs:
     def _kind(self, work: Pass, made_for: Any, modes: Any) -> _Kind | None:
         try:
             key = modes, tuple(signature(shard) for shard in work.shards)
-        except UnrepeatableError as error:
-            self._give_up(str(error))
+        except (UnrepeatableError, BatchError) as error:
+            self._give_up(str(error).partition(". Fix:")[0])
             return None
         return self._kinds.find(made_for, key)
 

@@ -9,6 +9,7 @@ Intended behaviour:
     * When a job fails, cards waiting in `meet` are woken at once; when all have ended, the first failure is raised
       in the caller as it was, with a note naming the card. The threads are ready for the next job.
     * Ctrl-C arrives in the caller at once. The cards finish what they do; the next `run` waits for that first.
+    * A simulated card that is slowed on purpose sleeps after each of its jobs, as a part of it.
     * One job at a time: a second thread of the script's that calls waits its turn.
     * The threads hold no reference to this object. They end when it is dropped, and never keep the process alive.
 """
@@ -17,24 +18,29 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, cast
 
 import torch
 
 from manycard.cards.card import Card
+from manycard.engine.card_times import CardTimes
 from manycard.engine.context import ThreadContext, in_copied_variables
 from manycard.engine.random import CardGenerators
 from manycard.errors import ModelError
 
-__all__ = ["CardThreads", "Place", "current_place"]
+__all__ = ["CardThreads", "Place", "card_of", "current_place"]
 
 Job = Callable[[], Any]
 _here = threading.local()
+_CARD = "manycard_card"
+"""The attribute of a failure that says on which card it was raised."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,11 @@ class Place:
 def current_place() -> Place | None:
     """The card whose job the calling thread runs; None outside any."""
     return getattr(_here, "place", None)
+
+
+def card_of(failure: BaseException) -> int | None:
+    """The position of the card on which a failure was raised that came out of `CardThreads.run`."""
+    return getattr(failure, _CARD, None)
 
 
 class _MeetingAbortedError(Exception):
@@ -150,17 +161,19 @@ class CardThreads:
         self._round: _Round | None = None
         self._finalizer = weakref.finalize(self, _stop, self._inboxes)
 
-    def run(self, jobs: Sequence[Job | None], *, here: int | None = None) -> list[Any]:
+    def run(self, jobs: Sequence[Job | None], times: CardTimes | None = None, *, here: int | None = None) -> list[Any]:
         """Run one job on each card and wait for all.
 
         Args:
             jobs: a job for each card; None for a card that has nothing to do.
+            times: notes how long each card takes.
             here: the card whose job runs in the calling thread.
 
         Returns:
             Their results, by card; None for a card without a job.
         """
         positions = [position for position, job in enumerate(jobs) if job is not None]
+        jobs = [job and self._as_on_card(position, job, times) for position, job in enumerate(jobs)]
         with self._one_at_a_time:
             self._finish_interrupted()
             self._reopen()
@@ -173,6 +186,7 @@ class CardThreads:
             self._round = None
         if job_round.failures:
             position, failure = job_round.failures[0]
+            setattr(failure, _CARD, position)
             raise _with_note(failure, self.cards[position])
         return [job_round.results.get(position) for position in range(len(jobs))]
 
@@ -221,6 +235,12 @@ class CardThreads:
                     job_round.end(position, _MeetingAbortedError())
             raise interrupt
 
+    def _as_on_card(self, position: int, job: Job, times: CardTimes | None) -> Job:
+        """A job as slow as its card, and timed."""
+        if self.cards[position].slowdown != 1:
+            job = partial(_slowed, job, self.cards[position].slowdown)
+        return job if times is None else partial(times.timed, position, job)
+
     def _send(self, position: int, job_round: _Round, context: ThreadContext, job: Job) -> None:
         if not self._started[position]:
             name = f"manycard-{self.cards[position].name}"
@@ -262,6 +282,15 @@ def _run_job(position: int, job_round: _Round, generators: CardGenerators, job: 
         failure = error
     generators.leave(position)
     job_round.end(position, failure)
+
+
+def _slowed(job: Job, factor: float) -> Any:
+    """Run a job in `factor` times the time that it computes."""
+    begin = time.thread_time()
+    try:
+        return job()
+    finally:
+        time.sleep((factor - 1) * (time.thread_time() - begin))
 
 
 def _serve(inbox: SimpleQueue[Any], device: torch.device) -> None:

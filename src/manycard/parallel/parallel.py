@@ -22,6 +22,8 @@ from torch.utils.data import DataLoader
 
 from manycard.cards import Card
 from manycard.data import Feed, GlobalLoader
+from manycard.engine.cutting import Split
+from manycard.engine.split_calls import Merge
 from manycard.errors import CheckpointError
 from manycard.parallel.evaluation import evaluate
 from manycard.parallel.run_state import load_run, save_run
@@ -34,10 +36,11 @@ from manycard.parallel.settings import (
     compile_settings,
     overridden,
     seed_all,
+    splitting_for,
     whole_number,
 )
 from manycard.precision import make_precision
-from manycard.strategies import Strategy, StrategyOptions, find_strategy, make_strategy
+from manycard.strategies import Splitting, Strategy, StrategyOptions, find_strategy, make_strategy
 from manycard.strategies.strategy import LossFn, MetricFn, check_parameters
 from manycard.strategies.train_step import TrainStep, TrainStepSettings
 
@@ -48,8 +51,9 @@ class Parallel:
     """Run training on one card or many; changing `strategy` changes nothing that the training computes.
 
     Args:
-        strategy: ``single``, ``dp`` (all cards from this process), ``torch_dp`` (``nn.DataParallel``, to compare
-            with) or ``ddp`` (one process a card; start the script with ``manycard run``).
+        strategy: ``single``, ``dp`` (all cards from this process), ``manual`` (as ``dp``, with shares that you
+            decide), ``torch_dp`` (``nn.DataParallel``, to compare with) or ``ddp`` (one process a card; start the
+            script with ``manycard run``).
         cards: ``all``, ``auto`` (free ones), ``auto:N``, a count, a list of torch's indices (``"0,2"`` or
             ``[0, 2]``), or ``cpu:N`` for N simulated cards.
         precision: ``default`` (PyTorch's flags as they are), ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
@@ -57,9 +61,15 @@ class Parallel:
         seed: seeds ``random``, NumPy and PyTorch, and orders the data; None leaves the script's seeds.
         sync_batchnorm: BatchNorm statistics over the whole global batch.
         shard_optimizer: each card keeps optimizer state for a part of the parameters, updates it in a train step, and
-            sends it to the others: the same numbers with 1/N of the state on each card. In ``dp``.
+            sends it to the others: the same numbers with 1/N of the state on each card. In ``dp`` and ``manual``.
         compile: compile each card's module with ``torch.compile``: True, or a dict of its arguments.
         ddp_options: arguments for DistributedDataParallel in strategy ``ddp``.
+        weights: in strategy ``manual``, each card's share of a batch, such as ``[2, 1]``; ``"auto"``, which is what
+            it does by itself, finds shares by timing the cards.
+        split: in strategy ``manual``, ``split(batch, cards)`` -> one shard a card, None for one that gets nothing.
+        merge: with `split`, ``merge(outputs)`` -> output, for calls of the model outside a train step; without it
+            those are cut evenly, as in ``dp``.
+        check_split: check that `split` uses each sample once.
 
     Raises:
         SettingError: a setting has a value that can't work.
@@ -87,9 +97,15 @@ class Parallel:
         shard_optimizer: bool = False,
         compile: bool | Mapping[str, Any] = False,
         ddp_options: Mapping[str, Any] | None = None,
+        weights: str | Sequence[float] | None = None,
+        split: Split | None = None,
+        merge: Merge | None = None,
+        check_split: bool = True,
     ) -> None:
-        strategy = str(overridden("MANYCARD_STRATEGY", "strategy", strategy))
+        splitting = Splitting(weights, split, merge, check_split)
+        asked, strategy = strategy, str(overridden("MANYCARD_STRATEGY", "strategy", strategy))
         find_strategy(strategy)
+        splitting = splitting_for(strategy, asked, splitting)
         self.precision = make_precision(str(overridden("MANYCARD_PRECISION", "precision", precision)))
         self.accumulate = whole_number("accumulate", accumulate, fix="leave it out for an update in every step")
         options = StrategyOptions(
@@ -97,6 +113,7 @@ class Parallel:
             compile=compile_settings(compile),
             shard_optimizer=check_sharding(shard_optimizer, strategy),
             ddp=dict(ddp_options or {}),
+            splitting=splitting,
         )
         self._feed = Feed()
         chosen = choose_run_cards(overridden("MANYCARD_CARDS", "cards", cards))

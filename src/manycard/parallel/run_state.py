@@ -48,6 +48,7 @@ def save_run(
             "optimizers": [each.state_dict() for each in optimizers],
             "loader": None if loader is None else loader.state_dict(),
             "random": random_states,
+            "strategy": {} if model is None else strategy.state_dict(model),
             "scale": None if scale is None else scale.state_dict(),
             "extra": extra,
         }
@@ -78,6 +79,7 @@ def load_run(
     if model is not None:
         _require(state["model"] is not None, path, "model")
         strategy.unwrap(model).load_state_dict(state["model"])
+        strategy.load_state_dict(model, state.get("strategy") or {})
     _require(not optimizers or len(optimizers) == len(state["optimizers"]), path, "optimizer")
     for each, kept in zip(optimizers, state["optimizers"], strict=False):
         each.load_state_dict(kept)

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from manycard.cards import Card, choose_cards
 from manycard.errors import SettingError
+from manycard.strategies import Splitting
 
 __all__ = [
     "check_clip_norm",
@@ -23,6 +24,7 @@ __all__ = [
     "choose_run_cards",
     "overridden",
     "seed_all",
+    "splitting_for",
     "whole_number",
 ]
 
@@ -48,6 +50,28 @@ def choose_run_cards(spec: Any) -> tuple[Card, ...]:
         said = choice.describe() if str(spec).startswith(("all", "auto")) else "\n".join(choice.said)
         print(*[said] if said else [], file=sys.stderr, end="\n" if said else "")
     return choice.cards
+
+
+def splitting_for(strategy: str, asked: str, splitting: Splitting) -> Splitting:
+    """What `strategy` is given of `splitting`: all of it in ``manual``, else nothing.
+
+    Args:
+        strategy: the strategy that runs.
+        asked: the one that the script asked for.
+
+    Raises:
+        SettingError: the script splits by hand in a strategy that doesn't.
+    """
+    if strategy == "manual" or not splitting.given:
+        return splitting
+    name, value = next(iter(splitting.given.items()))
+    if asked != "manual":
+        problem = f"strategy {strategy!r} decides by itself what each card gets"
+        raise SettingError(name, value, problem, fix=f'take strategy="manual", or leave {name} out')
+    if os.environ.get("RANK", "0") == "0":
+        left_out = ", ".join(f"{each}=" for each in splitting.given)
+        print(f"manycard: strategy {strategy!r} leaves the script's {left_out} out", file=sys.stderr)
+    return Splitting()
 
 
 def whole_number(setting: str, value: int, fix: str) -> int:

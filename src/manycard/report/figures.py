@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["NOTHING", "difference", "loss", "memory", "percent", "ratio", "speed", "times", "workloads_of"]
+__all__ = ["NOTHING", "difference", "loss", "memory", "percent", "ratio", "shares", "speed", "times", "workloads_of"]
 
 NOTHING = "–"
 """What stands where there is no figure."""
@@ -57,6 +57,11 @@ def memory(peaks: Sequence[float | None]) -> str:
     if len(known) == 2:
         return f"{known[0]:,} / {known[1]:,}"
     return f"{min(known):,} to {max(known):,}"
+
+
+def shares(parts: Sequence[float] | None) -> str:
+    """Each card's part of a batch: ``75 / 25 %``."""
+    return NOTHING if not parts else f"{' / '.join(f'{100 * part:.0f}' for part in parts)} %"
 
 
 def workloads_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

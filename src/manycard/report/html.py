@@ -58,6 +58,7 @@ def benchmark_page(document: Mapping[str, Any]) -> str:
         loss=figures.loss,
         difference=figures.difference,
         memory=figures.memory,
+        shares=figures.shares,
     )
     sections = [_section(name, rows) for name, rows in figures.workloads_of(document["rows"]).items()]
     return environment.get_template("benchmark.html").render(document=document, sections=sections)
@@ -79,6 +80,7 @@ def _section(workload: str, rows: Sequence[Row]) -> dict[str, Any]:
         "rows": rows,
         "first": rows[0],
         "several_batches": len({row["batch"] for row in rows}) > 1,
+        "has_shares": any(row.get("shares") is not None for row in rows),
         "has_accuracy": any(row["accuracy"] is not None for row in rows),
         "has_difference": any(row["largest_loss_difference"] is not None for row in rows),
         "plots": [

@@ -41,6 +41,7 @@ _SPEED = (
 _REST = (
     _Column("peak memory\na card, MiB", "peak_memory_mib", figures.memory),
     _Column("balance", "balance", figures.ratio),
+    _Column("shares", "shares", figures.shares, only_where_known=True),
     _Column("final\nloss", "final_loss", figures.loss),
     _Column("test\naccuracy", "accuracy", lambda value: figures.percent(value, 1), only_where_known=True),
     _Column("losses differ\nfrom single by", "largest_loss_difference", figures.difference, only_where_known=True),
@@ -86,12 +87,14 @@ def _table(rows: Sequence[Row], columns: Sequence[_Column]) -> Table:
     table.add_column("strategy", no_wrap=True)
     table.add_column("cards", justify="right", no_wrap=True)
     shown = [
-        column for column in columns if not column.only_where_known or any(row[column.key] is not None for row in rows)
+        column
+        for column in columns
+        if not column.only_where_known or any(row.get(column.key) is not None for row in rows)
     ]
     for column in shown:
         table.add_column(column.heading, justify="right", no_wrap=True)
     for row in rows:
-        cells = [column.write(row[column.key]) for column in shown]
+        cells = [column.write(row.get(column.key)) for column in shown]
         style = "red" if row["error"] is not None else None
         table.add_row(str(row["strategy"]), str(row["cards"]), *cells, style=style)
     return table

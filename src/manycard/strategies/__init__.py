@@ -10,14 +10,16 @@ from manycard.errors import StrategyError
 from manycard.precision import Precision
 from manycard.strategies.ddp import DistributedStrategy
 from manycard.strategies.dp import DataParallelStrategy
+from manycard.strategies.manual import ManualStrategy
 from manycard.strategies.single import Single
+from manycard.strategies.splitting import Splitting
 from manycard.strategies.strategy import Strategy, StrategyOptions
 from manycard.strategies.torch_dp import TorchDataParallel
 
-__all__ = ["STRATEGIES", "Strategy", "StrategyOptions", "find_strategy", "make_strategy"]
+__all__ = ["STRATEGIES", "Splitting", "Strategy", "StrategyOptions", "find_strategy", "make_strategy"]
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    kind.name: kind for kind in (Single, DataParallelStrategy, TorchDataParallel, DistributedStrategy)
+    kind.name: kind for kind in (Single, DataParallelStrategy, TorchDataParallel, DistributedStrategy, ManualStrategy)
 }
 
 

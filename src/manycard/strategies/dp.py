@@ -51,10 +51,13 @@ class DataParallelStrategy(Strategy):
             module = convert_batchnorm(module)
         if self.options.compile is not None:
             compile_calls(module, self.options.compile)
-        model = DataParallel(module, self.cards)
+        model = self._wrap(module)
         model.engine.share_generators(self.generators)
         self._models.add(model)
         return model
+
+    def _wrap(self, module: nn.Module) -> DataParallel:
+        return DataParallel(module, self.cards)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         return model.module if isinstance(model, DataParallel) else model

@@ -32,12 +32,14 @@ from torch.optim import Optimizer
 
 from manycard.cards.card import Card
 from manycard.data.feed import Feed
+from manycard.engine.batch import count_samples
 from manycard.engine.graphs import Graphs
 from manycard.engine.random import CardGenerators
 from manycard.errors import OptimizerError, SettingError
 from manycard.precision import Precision
 from manycard.strategies.loss_scaling import make_loss_scaling
 from manycard.strategies.peers import Peers
+from manycard.strategies.splitting import Splitting
 
 __all__ = [
     "Count",
@@ -71,6 +73,8 @@ class StrategyOptions:
     """Each card keeps optimizer state for, and updates, a part of the parameters."""
     ddp: dict[str, Any] = field(default_factory=dict)
     """Arguments handed to DistributedDataParallel, over manycard's own choices."""
+    splitting: Splitting = field(default_factory=Splitting)
+    """How strategy ``manual`` splits batches."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,14 @@ class Strategy(ABC):
 
     # ---- the step ------------------------------------------------------------------------------------------
 
+    def count_samples(self, batch: Any) -> int:
+        """How many samples a micro-batch holds in this process.
+
+        Raises:
+            BatchError: they can't be counted.
+        """
+        return count_samples(batch)
+
     @abstractmethod
     def start_group(self, model: nn.Module) -> None:
         """Drop gradients: a new group of micro-batches begins."""
@@ -230,6 +242,19 @@ class Strategy(ABC):
     def settle(self, model: nn.Module) -> None:
         """Give every process the buffers of rank 0, before evaluation or a checkpoint reads them."""
         self.peers.broadcast(self.unwrap(model).buffers())
+
+    def shares(self, model: nn.Module) -> tuple[float, ...] | None:
+        """Each card's part of a batch, where batches of this model are cut by weights."""
+        return None
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------
+
+    def state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """What the strategy has found out for a model and a resumed run shall not have to find out again."""
+        return {}
+
+    def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` gave, as far as it fits."""
 
     # ---- replicas, and the end -----------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from manycard.engine.batch import count_samples
 from manycard.errors import OptimizerError
 from manycard.strategies.strategy import Count, LossFn, MicroBatch, Strategy, Update
 
@@ -96,7 +95,7 @@ class TrainStep:
 
     def _run(self, batch: Any) -> Tensor:
         self.updated = False
-        last = self._strategy.feed.ends_epoch(count_samples(batch))
+        last = self._strategy.feed.ends_epoch(self._strategy.count_samples(batch))
         ends_group = len(self._group) + 1 >= self._settings.accumulate or last
         try:
             if not self._checked:

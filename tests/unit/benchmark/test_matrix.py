@@ -13,8 +13,10 @@ from manycard.benchmark import MatrixSettings, Measurement, run_matrix
 from manycard.benchmark.isolated import run_row
 from manycard.benchmark.matrix import matrix_notes, matrix_rows
 from manycard.benchmark.row import RowSpec
+from manycard.benchmark.worker import measure
 from manycard.benchmark.workloads.mlp import MLP
 from manycard.cards import Card, choose_cards
+from manycard.parallel import Parallel
 
 GPUS = tuple(Card(place, torch.device("cuda", index), "NVIDIA H200") for place, index in enumerate((0, 2, 3, 5)))
 
@@ -186,3 +188,14 @@ def test_a_process_that_is_killed_is_a_row_that_says_so() -> None:
 def test_channels_last_replicas_can_be_compared() -> None:
     (spec,) = matrix_rows(simulated(workloads=("resnet18-cifar",), strategies=("dp",), steps=1, batch=8))
     assert run_row(spec).error is None
+
+
+def test_a_manual_row_trains_the_same_and_has_each_cards_share() -> None:
+    (spec,) = matrix_rows(simulated(strategies=("manual",), batch=9))
+    parallel = Parallel(strategy="manual", cards=spec.cards, seed=spec.seed)
+    row = measure(spec, parallel)
+    parallel.close()
+    assert row.shares is not None
+    assert len(row.shares) == 2
+    assert sum(row.shares) == pytest.approx(1)
+    assert row.losses == pytest.approx(plain_losses(9, len(row.losses)), rel=1e-5)

@@ -24,6 +24,8 @@ from manycard.report import figures
         (figures.memory, [2000.0, 1000.0], "2,000 / 1,000"),
         (figures.memory, [2000.0, 1000.0, 1500.0], "1,000 to 2,000"),
         (figures.memory, [None, None], figures.NOTHING),
+        (figures.shares, [0.754, 0.246], "75 / 25 %"),
+        (figures.shares, None, figures.NOTHING),
         (figures.speed, None, figures.NOTHING),
         (figures.difference, None, figures.NOTHING),
         (figures.loss, None, figures.NOTHING),

@@ -80,6 +80,12 @@ def test_a_round_that_failed_is_shown_beside_the_figures_of_the_others() -> None
     assert "rank 1: broken" in text
 
 
+def test_shares_have_a_column_where_cards_have_any() -> None:
+    uneven = [row("dp", 2, 900.0), row("manual", 2, 1200.0, shares=[0.75, 0.25])]
+    assert ["75 / 25 %" in cells for cells in Page(benchmark_page(document(uneven, 2))).rows] == [False, False, True]
+    assert "Shares" not in benchmark_page(SIMULATED)
+
+
 def test_text_from_results_is_escaped() -> None:
     text = benchmark_page(SIMULATED)
     assert "&lt;and share one CPU&gt;" in text

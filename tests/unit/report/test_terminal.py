@@ -39,6 +39,13 @@ def test_accuracy_has_a_column_where_there_is_any_and_memory_always() -> None:
     assert "memory" in unknown
 
 
+def test_shares_have_a_column_where_cards_have_any() -> None:
+    assert "shares" not in printed(SIMULATED)
+    text = printed(document([row("dp", 2, 900.0), row("manual", 2, 1200.0, shares=[0.75, 0.25])], 2))
+    assert "shares" in text
+    assert "75 / 25 %" in text
+
+
 def test_simulated_cards_are_called_that_and_notes_follow() -> None:
     text = printed(SIMULATED)
     assert "simulated cards" in text
