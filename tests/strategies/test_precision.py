@@ -73,3 +73,21 @@ def test_an_overflow_on_one_card_skips_the_update_and_the_schedule_everywhere(
         assert result["rates"][-1] == pytest.approx(1e-2 * 0.5**4)
         assert result["scales"][-1] == result["scales"][0] / 2
         assert result["finite"]
+
+
+@pytest.mark.parametrize(("strategy", "cards"), [("dp", 2), ("dp", 3), ("ddp", 3)])
+def test_gradients_summed_in_bf16_are_rounded_and_no_worse(get: Get, strategy: str, cards: int) -> None:
+    whole = get(strategy, cards, "summed in None")[0]
+    for rounded in get(strategy, cards, "summed in bf16"):
+        apart = ((rounded - whole).norm() / whole.norm()).item()
+        assert 1e-5 < apart < 2**-7, "bf16 keeps 8 bits"
+
+
+def test_one_card_sums_nothing(get: Get) -> None:
+    assert torch.equal(get("dp", 1, "summed in bf16")[0], get("dp", 1, "summed in None")[0])
+
+
+@pytest.mark.parametrize(("strategy", "dtype"), [("dp", "fp8"), ("torch_dp", "bf16")])
+def test_other_sums_are_refused(strategy: str, dtype: str) -> None:
+    with pytest.raises(mc.errors.SettingError, match="reduce_dtype"):
+        mc.Parallel(strategy, cards="cpu:2", reduce_dtype=dtype)

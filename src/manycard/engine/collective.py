@@ -18,7 +18,7 @@ from torch.cuda import nccl
 
 from manycard.cards.card import Card
 
-__all__ = ["Collective", "make_collective"]
+__all__ = ["Collective", "Rounded", "make_collective"]
 
 
 class Collective(ABC):
@@ -78,6 +78,37 @@ class Nccl(Collective):
 
     def all_gather(self, parts: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         nccl.all_gather([part.view(torch.uint8) for part in parts], [whole.view(torch.uint8) for whole in into])
+
+
+class Rounded(Collective):
+    """Sums of fp32 and wider gradients in a shorter dtype: half the bytes to send, with that dtype's rounding.
+
+    Args:
+        collective: what sums.
+        dtype: what it sums in.
+    """
+
+    def __init__(self, collective: Collective, dtype: torch.dtype) -> None:
+        self._collective = collective
+        self._dtype = dtype
+
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
+        if not tensors[0].is_floating_point() or tensors[0].element_size() <= self._dtype.itemsize:
+            self._collective.all_reduce(tensors)
+            return
+        short = [tensor.to(self._dtype) for tensor in tensors]
+        self._collective.all_reduce(short)
+        for tensor, total in zip(tensors, short, strict=True):
+            tensor.copy_(total)
+
+    def reduce(self, tensors: Sequence[Tensor], into: Tensor | None = None) -> None:
+        self._collective.reduce(tensors, into)
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        self._collective.broadcast(tensors)
+
+    def all_gather(self, parts: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        self._collective.all_gather(parts, into)
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from manycard.cards.card import Card
 from manycard.engine.batch import move
 from manycard.engine.buckets import Buckets, gradients_of
 from manycard.engine.card_times import CardTimes
-from manycard.engine.collective import make_collective
+from manycard.engine.collective import Collective, Rounded, make_collective
 from manycard.engine.cutting import Cutter
 from manycard.engine.graphs import Graphs
 from manycard.engine.input_copies import InputCopies
@@ -65,6 +65,7 @@ class Engine:
         self.threads = CardThreads(cards, self.generators)
         self.collective = make_collective(cards)
         self.input_copies = InputCopies(cards)
+        self._sums: Collective = self.collective
         self.replicas = Replicas(module, cards, self.collective)
         self.cutter = Cutter()
         """How batches become shards."""
@@ -87,6 +88,11 @@ class Engine:
     def share_generators(self, generators: CardGenerators) -> None:
         """Draw from the random states that all models of one run share."""
         self.generators = self.threads.generators = generators
+
+    def reduce_in(self, dtype: torch.dtype) -> None:
+        """Let buckets be summed in a shorter dtype from now on."""
+        self._sums = Rounded(self.collective, dtype)
+        self._buckets_for = None
 
     # ---- one micro-batch -----------------------------------------------------------------------------------
 
@@ -183,7 +189,7 @@ class Engine:
                     fix="change layers and requires_grad only between updates",
                 )
             chosen = [[parameters[index] for index in trainable] for parameters in self.replicas.parameters]
-            self._buckets, self._buckets_for = Buckets(chosen, self.cards, self.collective), key
+            self._buckets, self._buckets_for = Buckets(chosen, self.cards, self._sums), key
             self._made += 1
         return self._buckets
 

@@ -35,6 +35,7 @@ from manycard.parallel.settings import (
     choose_run_cards,
     compile_settings,
     overridden,
+    reduce_dtype_for,
     seed_all,
     splitting_for,
     whole_number,
@@ -62,6 +63,7 @@ class Parallel:
         sync_batchnorm: BatchNorm statistics over the whole global batch.
         shard_optimizer: each card keeps optimizer state for a part of the parameters, updates it in a train step, and
             sends it to the others: the same numbers with 1/N of the state on each card. In ``dp`` and ``manual``.
+        reduce_dtype: ``bf16`` sums gradients over cards in bfloat16: half the bytes, with its rounding.
         compile: compile each card's module with ``torch.compile``: True, or a dict of its arguments.
         ddp_options: arguments for DistributedDataParallel in strategy ``ddp``.
         weights: in strategy ``manual``, each card's share of a batch, such as ``[2, 1]``; ``"auto"``, which is what
@@ -95,6 +97,7 @@ class Parallel:
         seed: int | None = None,
         sync_batchnorm: bool = False,
         shard_optimizer: bool = False,
+        reduce_dtype: str | None = None,
         compile: bool | Mapping[str, Any] = False,
         ddp_options: Mapping[str, Any] | None = None,
         weights: str | Sequence[float] | None = None,
@@ -112,6 +115,7 @@ class Parallel:
             sync_batchnorm=sync_batchnorm,
             compile=compile_settings(compile),
             shard_optimizer=check_sharding(shard_optimizer, strategy),
+            reduce_dtype=reduce_dtype_for(reduce_dtype, strategy),
             ddp=dict(ddp_options or {}),
             splitting=splitting,
         )

@@ -23,6 +23,7 @@ __all__ = [
     "check_sharding",
     "choose_run_cards",
     "overridden",
+    "reduce_dtype_for",
     "seed_all",
     "splitting_for",
     "whole_number",
@@ -148,6 +149,23 @@ def check_sharding(shard_optimizer: bool, strategy: str) -> bool:
             fix="take strategy='dp', or leave it out",
         )
     return shard_optimizer
+
+
+def reduce_dtype_for(reduce_dtype: str | None, strategy: str) -> torch.dtype | None:
+    """What gradients are summed in; None for their own dtype.
+
+    Raises:
+        SettingError: there is no such choice, or the strategy has none.
+    """
+    if reduce_dtype is None:
+        return None
+    if reduce_dtype != "bf16":
+        raise SettingError("reduce_dtype", reduce_dtype, "it is not bf16", fix="leave it out for the gradients' own")
+    if strategy == "torch_dp":
+        raise SettingError(
+            "reduce_dtype", reduce_dtype, "nn.DataParallel sums gradients as they are", fix="take strategy='dp'"
+        )
+    return torch.bfloat16
 
 
 def check_scheduler(scheduler: Any) -> None:

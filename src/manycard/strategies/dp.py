@@ -53,6 +53,8 @@ class DataParallelStrategy(Strategy):
             compile_calls(module, self.options.compile)
         model = self._wrap(module)
         model.engine.share_generators(self.generators)
+        if self.options.reduce_dtype is not None:
+            model.engine.reduce_in(self.options.reduce_dtype)
         self._models.add(model)
         return model
 

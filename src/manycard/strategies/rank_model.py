@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from manycard.engine.batch import tensors_in
@@ -43,6 +44,8 @@ class RankModel(nn.Module):
         strategy: DistributedStrategy = self.__dict__["_strategy"]
         call = _Call(self.module, strategy.peers)
         reducer = _make_reducer(call, strategy.options.ddp)
+        if strategy.options.reduce_dtype is not None and isinstance(reducer, DistributedDataParallel):
+            reducer.register_comm_hook(None, bf16_compress_hook)
         self.__dict__["call"] = call
         self.__dict__["reducer"] = call.__dict__["reducer"] = reducer
         self.__dict__["_made_for"] = self._trainable()

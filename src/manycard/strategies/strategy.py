@@ -71,6 +71,8 @@ class StrategyOptions:
     """Arguments of ``torch.compile`` for each card's module; None leaves modules uncompiled."""
     shard_optimizer: bool = False
     """Each card keeps optimizer state for, and updates, a part of the parameters."""
+    reduce_dtype: torch.dtype | None = None
+    """What gradients are summed in between cards; None for their own dtype."""
     ddp: dict[str, Any] = field(default_factory=dict)
     """Arguments handed to DistributedDataParallel, over manycard's own choices."""
     splitting: Splitting = field(default_factory=Splitting)

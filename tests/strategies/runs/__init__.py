@@ -17,7 +17,7 @@ from ..cases import CASES
 from .loading import evaluate, loaded_samples, own_loader
 from .losses import LOSSES, check_disturbs_nothing, loss_check
 from .making import Make, Run
-from .precisions import clipped_update, converge, draws, overflow
+from .precisions import clipped_update, converge, draws, overflow, summed_in
 from .resuming import resume
 from .training import train_by_loop, train_by_step
 
@@ -42,6 +42,7 @@ def _table() -> dict[str, Run]:
             runs[f"converge/{precision}/{mode}"] = partial(converge, precision, mode)
             for clip in (0.05, 1e3):
                 runs[f"clipped/{precision}/{clip}/{mode}"] = partial(clipped_update, precision, clip, mode)
+    runs |= {f"summed in {dtype}": partial(summed_in, dtype) for dtype in (None, "bf16")}
     runs |= {f"overflow/{accumulate}": partial(overflow, accumulate) for accumulate in (1, 2)}
     runs |= {"resume": resume, "check_disturbs_nothing": check_disturbs_nothing, "draws": draws}
     return runs | {"own_loader": own_loader}

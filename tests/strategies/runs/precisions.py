@@ -63,6 +63,19 @@ def clipped_update(precision: str, clip_norm: float, mode: str, make: Make, fold
         return float((after - before).norm())
 
 
+def summed_in(reduce_dtype: str | None, make: Make, folder: Path) -> torch.Tensor:
+    """The gradient of one batch, as an update of plain SGD with rate 1 shows it."""
+    torch.manual_seed(0)
+    module = models.Net()
+    before = torch.cat([parameter.detach().flatten().clone() for parameter in module.parameters()])
+    with closing(make(reduce_dtype=reduce_dtype)) as parallel:
+        model, optimizer = parallel.setup(module, torch.optim.SGD(module.parameters(), lr=1.0))
+        (batch,) = parallel.loader(_line(11), batch_size=11)
+        parallel.train_step(mse, model, optimizer)(batch)
+        parallel.check_lockstep(model)
+    return torch.cat([parameter.detach().flatten().cpu() for parameter in module.parameters()]) - before
+
+
 def overflow(accumulate: int, make: Make, folder: Path) -> dict[str, Any]:
     """fp16 steps of which the third update meets an inf in the last sample only, so on one card's shard."""
     torch.manual_seed(0)
