@@ -11,7 +11,7 @@ unmasked pixels), and losses that compare samples with each other (contrastive o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,9 @@ from manycard.engine.settling import settle
 from manycard.errors import LossError
 from manycard.precision import Precision
 
-__all__ = ["check_mean_loss"]
+__all__ = ["check_mean_loss", "compare_losses"]
+
+LossOf = tuple[Tensor, "float | Tensor | None"]
 
 
 def check_mean_loss(
@@ -69,9 +71,23 @@ def _compare(
                 loss = read_loss(loss_fn(module, part))
         return loss.value.detach().double(), loss.count
 
-    (whole, whole_count), (again, _) = loss_of(batch), loss_of(batch)
     parts = cut(batch, [samples - smaller, smaller])
-    (large, large_count), (small, small_count) = loss_of(parts[0]), loss_of(parts[1])
+    found = [loss_of(batch), loss_of(batch), loss_of(parts[0]), loss_of(parts[1])]
+    compare_losses(found, samples, smaller, precision)
+
+
+def compare_losses(found: Sequence[LossOf], samples: int, smaller: int, precision: Precision) -> None:
+    """Compare the loss of a whole with that of its parts.
+
+    Args:
+        found: value (0-dim, fp64) and count of the whole, the whole again, and its two parts.
+        samples: of the whole.
+        smaller: of the second part.
+
+    Raises:
+        LossError: the loss of the whole is not that of its parts.
+    """
+    (whole, whole_count), (again, _), (large, large_count), (small, small_count) = found
     if whole_count is not None and large_count is not None and small_count is not None:
         whole, again = whole / whole_count, again / whole_count
         joined = (large + small) / (large_count + small_count)
