@@ -37,7 +37,7 @@ from manycard.pipeline.flight import Flight, Training
 from manycard.pipeline.planning import PlanSettings, free_bytes, make_plan
 from manycard.pipeline.probe import Probe
 from manycard.pipeline.schedule import find_schedule, in_flight
-from manycard.pipeline.stages import StagePlan, Stages
+from manycard.pipeline.stages import Part, StagePlan, Stages
 from manycard.pipeline.timeline import Recorder, Recording, Timeline
 
 __all__ = ["MicroBatches", "PipelineEngine", "PipelineSettings"]
@@ -120,6 +120,9 @@ class PipelineEngine:
             ModelError: the model can't be cut, or a stage doesn't fit.
         """
         cards = self.cards[: self.stages]
+        if self.stages == 1 and not self.settings.checkpointed and self.settings.limits is None:
+            self.plan = StagePlan(1, (Part("", 0),), {})
+            return
         sample = move(self.cut(batch).parts[0][0], cards[0].device)
         rooms = self._rooms(state_copies)
         settings = PlanSettings(self.settings.starts, cards, rooms, self.settings.checkpointed)

@@ -34,7 +34,16 @@ from manycard.engine.batch import rebuild
 from manycard.errors import ModelError
 from manycard.pipeline.copies import Sent, StageCopies
 
-__all__ = ["Arrival", "Passage", "StandIns", "all_known", "current_passage", "map_known", "tensors_in_known"]
+__all__ = [
+    "Arrival",
+    "Passage",
+    "StandIns",
+    "all_known",
+    "current_passage",
+    "map_known",
+    "refuse_differentiating",
+    "tensors_in_known",
+]
 
 _here = threading.local()
 _LOOKS = {
@@ -42,6 +51,7 @@ _LOOKS = {
     for name in ("shape", "dtype", "device", "grad_fn", "requires_grad", "is_leaf", "ndim", "layout", "is_cuda", "grad")
 } | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_contiguous, Tensor.is_floating_point}
 """What only looks at a tensor, and may do so from any card."""
+_DIFFERENTIATES = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
 
 
 def current_passage() -> Passage | None:
@@ -254,6 +264,20 @@ class Passage:
         return value
 
 
+def refuse_differentiating(func: Any) -> None:
+    """Refuse a call that differentiates inside the script's code.
+
+    Raises:
+        ModelError: `func` is such a call.
+    """
+    if func in _DIFFERENTIATES:
+        raise ModelError(
+            f"{func.__name__} is called inside loss_fn or forward, and each stage knows its own graph only",
+            fix="a loss that differentiates the model (a gradient penalty) needs the whole model on one card: take"
+            ' mc.Parallel(strategy="dp")',
+        )
+
+
 class _Watch(TorchFunctionMode):
     """Brings the tensors of other stages to each operation of the code between the modules."""
 
@@ -265,6 +289,8 @@ class _Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _LOOKS:
             return func(*args, **kwargs)
+        if self._passage.stage > 0:
+            refuse_differentiating(func)
         here = self._passage.bring(args)
         if here is not args and here[0] is not args[0]:
             self._refuse_in_place(func, args[0])

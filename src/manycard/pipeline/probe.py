@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from manycard.cards.card import Card
-from manycard.pipeline.passage import map_known, tensors_in_known
+from manycard.pipeline.passage import map_known, refuse_differentiating, tensors_in_known
 from manycard.pipeline.stages import move_to
 
 __all__ = ["Call", "Measured", "Probe"]
@@ -73,6 +73,7 @@ class _Uses(TorchFunctionMode):
         kwargs = kwargs or {}
         if getattr(func, "__name__", "") == "__get__":
             return func(*args, **kwargs)
+        refuse_differentiating(func)
         self.operations += 1
         away = False
         for tensor in tensors_in_known((args, kwargs)):
