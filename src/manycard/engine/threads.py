@@ -96,6 +96,8 @@ class _Round:
                     self.failures.append((position, failure))
             self._pass_turn(position)
             self._changed.notify_all()
+        # Before the queue wakes the caller: Ctrl-C may take from it what the queue gave it.
+        self.outstanding.discard(position)
         self.ended.put(position)
 
     def _pass_turn(self, position: int) -> None:
@@ -281,7 +283,7 @@ class CardThreads:
 
     def _wait(self, job_round: _Round) -> None:
         while job_round.outstanding:
-            job_round.outstanding.discard(job_round.ended.get())
+            job_round.ended.get()
 
     def _finish_interrupted(self) -> None:
         """Wait for what Ctrl-C left running."""
