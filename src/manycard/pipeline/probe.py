@@ -225,6 +225,8 @@ class Probe:
         """Without gradients, and with buffers as they were at the end; parameters as `streamed` says."""
         buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
         with ExitStack() as stack, torch.no_grad():
+            if self.device.type == "cuda":
+                stack.enter_context(torch.cuda.device(self.device))
             if "torch._dynamo" in sys.modules:
                 # Compiled blocks would be compiled for what happens only here.
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
