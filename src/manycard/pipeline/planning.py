@@ -57,16 +57,17 @@ def make_plan(module: nn.Module, probe: Probe, settings: PlanSettings) -> tuple[
     """
     if settings.starts is not None:
         _check_names(module, settings.starts)
-    root = probe.calls()
+    root = probe.calls(_TIMES if settings.starts is None and len(settings.cards) > 1 else 1)
     if root is None:
         raise ModelError("loss_fn doesn't call the model or any module in it", fix="compute the loss from model(batch)")
     stages = len(settings.cards)
     if settings.starts is not None:
         chosen = [_find_start(root, name, module) for name in settings.starts]
-        groups = _groups(root, _around(root, chosen), chosen)
+        groups = _groups(root, _around(root, chosen) | _containers(root, settings.checkpointed))
         _check_order(groups, chosen, settings.starts)
     else:
-        groups = _groups(root, _worth_opening(root, stages), None)
+        opened = _worth_opening(root, stages + (settings.checkpointed and stages == 1))
+        groups = _groups(root, opened | _containers(root, settings.checkpointed))
     known = any(room.limit is not None for room in settings.rooms)
     costs = None
     if (settings.starts is None and stages > 1) or known:
@@ -98,7 +99,7 @@ def free_bytes(card: Card, held: int = 0) -> int | None:
 # ---- calls -> groups of calls that can begin a stage -------------------------------------------------------------
 
 
-def _groups(root: Call, opened: set[int], chosen: Sequence[Call] | None) -> list[list[Call]]:
+def _groups(root: Call, opened: set[int]) -> list[list[Call]]:
     """The outermost calls that are not opened, in order; one that can't begin a stage joins the one before."""
     flat: list[Call] = []
 
@@ -134,6 +135,12 @@ def _around(root: Call, chosen: Sequence[Call]) -> set[int]:
     return found
 
 
+def _containers(root: Call, checkpointed: bool) -> set[int]:
+    """The calls of containers, for checkpoints: one of a whole container would save nothing."""
+    calls = root.walk() if checkpointed else ()
+    return {id(call) for call in calls if isinstance(call.module, nn.Sequential) and call.calls and not call.again}
+
+
 def _worth_opening(root: Call, stages: int) -> set[int]:
     """The calls that must be opened for stages to be of about equal time."""
     opened: set[int] = set()
@@ -141,12 +148,17 @@ def _worth_opening(root: Call, stages: int) -> set[int]:
         return opened
     leaves = [root]
     while True:
-        candidates = [call for call in leaves if call.calls and not call.again]
+        # What a module does itself, between the calls in it, can't be cut.
+        candidates = [
+            call
+            for call in leaves
+            if call.calls and not call.again and (call is root or call.own_seconds < 0.5 * call.seconds)
+        ]
         if not candidates:
             return opened
         slowest = max(candidates, key=lambda call: call.seconds)
         enough = len({id(call.module) for call in leaves if not call.again}) >= stages
-        if enough and slowest.seconds <= root.seconds / stages / 1.5 and slowest is not root:
+        if enough and slowest.seconds <= root.seconds / stages and slowest is not root:
             return opened
         opened.add(id(slowest))
         place = leaves.index(slowest)
@@ -220,10 +232,11 @@ def _costs(groups: Sequence[Sequence[Call]], probe: Probe, settings: PlanSetting
     place = 0
     counted: set[int] = set()
     parts = []
+    code = _code_before(root, {id(call) for call in calls})
     for group in groups:
         own = [measured.get(place + index, Measured(0.0, 0, 0)) for index in range(len(group))]
         place += len(group)
-        parts.append(_part_cost(group, own, counted, settings))
+        parts.append(_part_cost(group, own, sum(code[id(call)] for call in group), counted, settings))
     extra = probe.rest(root, times)
     last = parts[-1]
     parts[-1] = PartCost(
@@ -232,8 +245,29 @@ def _costs(groups: Sequence[Sequence[Call]], probe: Probe, settings: PlanSetting
     return Costs(tuple(parts))
 
 
+def _code_before(root: Call, parts: set[int]) -> dict[int, float]:
+    """For each part, by id, the time of the code of opened modules that comes to its stage.
+
+    Where in a module its own code runs isn't known, so all of it counts with the first part inside.
+    """
+    found: dict[int, float] = {}
+    waiting = 0.0
+
+    def visit(call: Call) -> None:
+        nonlocal waiting
+        if id(call) in parts:
+            found[id(call)], waiting = waiting, 0.0
+            return
+        waiting += call.own_seconds
+        for inner in call.calls:
+            visit(inner)
+
+    visit(root)
+    return found
+
+
 def _part_cost(
-    group: Sequence[Call], measured: Sequence[Measured], counted: set[int], settings: PlanSettings
+    group: Sequence[Call], measured: Sequence[Measured], code: float, counted: set[int], settings: PlanSettings
 ) -> PartCost:
     held = trained = 0
     for call in group:
@@ -242,7 +276,7 @@ def _part_cost(
                 counted.add(id(tensor))
                 held += tensor.nbytes
                 trained += tensor.nbytes * tensor.requires_grad
-    seconds = sum(each.seconds for each in measured)
+    seconds = code + sum(each.seconds for each in measured)
     kept = sum(each.input_bytes if settings.checkpointed else each.activation_bytes for each in measured)
     return PartCost(_label(group), seconds, held, trained, kept)
 

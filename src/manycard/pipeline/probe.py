@@ -42,6 +42,11 @@ class Call:
     seconds: float = 0.0
     calls: list[Call] = field(default_factory=list)
 
+    @property
+    def own_seconds(self) -> float:
+        """The time that the calls inside don't account for."""
+        return max(0.0, self.seconds - sum(call.seconds for call in self.calls))
+
     def walk(self) -> Iterator[Call]:
         """This call and all inside it, in the order in which they began."""
         yield self
@@ -104,11 +109,25 @@ class Probe:
         self.first_use: dict[int, int] = {}
         """By id of a parameter or buffer, the number of operations before its first use."""
 
-    def calls(self) -> Call | None:
-        """The model's call with all inside it; None if it was never called as a whole.
+    def calls(self, times: int) -> Call | None:
+        """The calls of a forward pass: the model's with all inside it, or a stand-in where parts are called alone.
 
-        With several calls of the model in one pass (the first of) them is the one.
+        Args:
+            times: passes to make; of each call, the fastest counts, since the first one sets libraries up.
+
+        Returns:
+            None if nothing of the model is called.
         """
+        root = self._calls()
+        for _ in range(times - 1):
+            again = self._calls()
+            pairs = list(zip(root.walk(), again.walk(), strict=False)) if root and again else []
+            for one, other in pairs:
+                if one.module is other.module:
+                    one.seconds = min(one.seconds, other.seconds)
+        return root
+
+    def _calls(self) -> Call | None:
         roots: list[Call] = []
         open_calls: list[Call] = []
         seen: set[int] = set()
