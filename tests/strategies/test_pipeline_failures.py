@@ -187,6 +187,11 @@ def test_models_that_cannot_be_driven() -> None:
         it.train_step(loss_fn, torch.optim.LBFGS(model.parameters()))
 
 
+def test_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refused(mc.errors.StrategyError, "drives all its cards from one process, and this script runs in 2 ranks")
+
+
 def test_losses_that_are_no_mean() -> None:
     model = made()
     with pipelined(model, "cpu:2", stages=["blocks.2"], micro_batches=2) as pipeline:

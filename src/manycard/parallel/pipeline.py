@@ -6,6 +6,7 @@ Settings are checked here; what a batch does is in `manycard.pipeline`, what is 
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,10 +22,10 @@ from manycard.cards import Card, in_words, parse_size
 from manycard.data import GlobalLoader
 from manycard.engine.batch import move
 from manycard.engine.joining import join_values, plan_join
-from manycard.errors import CardsError, CheckpointError, ModelError, SettingError
+from manycard.errors import CardsError, CheckpointError, ModelError, SettingError, StrategyError
 from manycard.parallel.evaluation import evaluate
 from manycard.parallel.run_state import load_run, save_run
-from manycard.parallel.settings import check_clip_norm, check_scheduler, choose_run_cards, whole_number
+from manycard.parallel.settings import check_clip_norm, check_scheduler, choose_run_cards, overridden, whole_number
 from manycard.pipeline import PipelineSettings, Timeline
 from manycard.pipeline.schedule import find_schedule
 from manycard.precision import make_precision
@@ -80,13 +81,14 @@ class Pipeline:
         precision: str = "default",
         memory: int | str | Sequence[int | str] | None = None,
     ) -> None:
+        _check_alone()
         _check_model(model)
         find_schedule(schedule)
         whole_number("replicas", replicas, fix="leave it out for one copy of the model")
         if micro_batches is not None:
             whole_number("micro_batches", micro_batches, fix="leave it out for 4 a stage")
-        self.precision = make_precision(precision)
-        chosen = _check_cards(choose_run_cards(cards), cards, replicas)
+        self.precision = make_precision(str(overridden("MANYCARD_PRECISION", "precision", precision)))
+        chosen = _check_cards(choose_run_cards(overridden("MANYCARD_CARDS", "cards", cards)), cards, replicas)
         number = len(chosen) // replicas
         self.module = model
         settings = PipelineSettings(
@@ -315,6 +317,17 @@ def _measured(plan: Any, costs: Any, stage: int) -> str:
 
 
 # ---- settings --------------------------------------------------------------------------------------------------
+
+
+def _check_alone() -> None:
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks > 1:
+        raise StrategyError(
+            "strategy",
+            os.environ.get("MANYCARD_STRATEGY", "ddp"),
+            f"a Pipeline drives all its cards from one process, and this script runs in {ranks} ranks",
+            fix="start it with python, or with manycard run without a strategy",
+        )
 
 
 def _check_model(model: Any) -> None:
