@@ -251,6 +251,35 @@ def test_bf16_computes_as_autocast_on_one_card() -> None:
         torch.testing.assert_close(other.grad, one.grad, rtol=2e-2, atol=1e-4)
 
 
+def test_micro_batches_share_the_casts_of_weights() -> None:
+    """Autocast casts a weight once a batch, not once a micro-batch, and the gradient is the same."""
+    model = made()
+    alone = copy.deepcopy(model)
+    ids = batches(8)[0]
+    for part in ids.split(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_fn(alone, part) / 4
+        loss.backward()
+    casts: list[tuple[int, ...]] = []
+
+    class Casts(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten._to_copy.default and out.dtype == torch.bfloat16:
+                casts.append(tuple(out.shape))
+            return out
+
+    with pipelined(model, "cpu:2", stages=NAMES[2], micro_batches=4, precision="bf16") as pipeline:
+        step = pipeline.train_step(loss_fn, torch.optim.SGD(model.parameters(), lr=0.0), check_loss=False)
+        step(ids)
+        with Casts():
+            step(ids)
+    for one, other in zip(alone.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, rtol=2e-2, atol=1e-4)
+    weights = [shape for shape in casts if shape == tuple(model.blocks[0].up.weight.shape)]
+    assert len(weights) == len(model.blocks)
+
+
 def test_dropout_repeats_from_a_seed_and_differs_between_micro_batches() -> None:
     def run() -> tuple[list[float], list[Any]]:
         torch.manual_seed(1)

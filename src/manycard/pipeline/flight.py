@@ -12,8 +12,8 @@ Behaviour:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -78,7 +78,8 @@ class Flight:
         self._training, self.recorder = training, recorder
         self._carriers = carriers
         self._passes: dict[int, tuple[Carrier, Passage]] = {}
-        self._stand_ins = StandIns(stages.copies, stages.home_of)
+        began = [stages.copies.mark(stage) for stage in range(len(stages.cards))]
+        self._stand_ins = StandIns(stages.copies, stages.home_of, began)
         self._actions = [
             [action for action in schedule(stage, len(stages.cards), len(works)) if training or not action.backward]
             for stage in range(len(stages.cards))
@@ -111,6 +112,7 @@ class Flight:
             carrier.abandon()
         if undo is not None:
             undo()
+            torch.clear_autocast_cache()
         self._roots.clear()
 
     def settle(self) -> None:
@@ -174,7 +176,11 @@ class Flight:
             gate.append(carrier.gate)
             device = self._stages.cards[0].device
             # Leaving puts the current device back, which gates have changed.
-            with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), self._context.entered(device):
+            with (
+                torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
+                _shared_casts(),
+                self._context.entered(device),
+            ):
                 result = passage.run(partial(self._work, number, passage))
                 self.results[number] = result
                 passage.run_out()
@@ -228,3 +234,16 @@ class Flight:
             raise LossError(
                 "the loss depends on no parameter", fix="compute it from the model's output, without detach()"
             )
+
+
+@contextmanager
+def _shared_casts() -> Iterator[None]:
+    """Let all micro-batches use the casts of the weights that autocast makes for the first.
+
+    Autocast's cache is one for all threads. Leaving the outermost autocast of any of them clears it, so inside none is.
+    """
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        torch.autocast_decrement_nesting()

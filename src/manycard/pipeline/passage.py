@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,6 +90,8 @@ class StandIns:
     copies: StageCopies
     home_of: Mapping[int, int]
     """The home of each parameter and buffer, by id."""
+    began: Sequence[torch.cuda.Event | None]
+    """For each stage, what its card had been given before the batch: parameters don't change after that."""
     made: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
     """By stage and id: the parameter and its stand-in."""
 
@@ -98,7 +100,7 @@ class StandIns:
         key = stage, id(parameter)
         if key not in self.made:
             home = self.home_of.get(id(parameter), stage)
-            sent = self.copies.send(parameter.detach(), home, stage)
+            sent = self.copies.send(parameter.detach(), home, stage, self.began[home])
             leaf = self.copies.receive(sent, stage).to(self.copies.devices[stage])
             self.made[key] = parameter, leaf.detach().requires_grad_(parameter.requires_grad)
         return self.made[key][1]

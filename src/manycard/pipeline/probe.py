@@ -260,23 +260,23 @@ class Probe:
                 buffer.copy_(value)
 
     def _stream(self, stack: ExitStack) -> None:
-        moved: list[list[tuple[Tensor, torch.device]]] = []
+        moved: list[list[tuple[Tensor, Tensor]]] = []
 
         def bring(module: nn.Module, args: Any) -> None:
             moved.append(self._bring([*module.parameters(recurse=False), *module.buffers(recurse=False)]))
 
         def put_back(module: nn.Module, args: Any, result: Any) -> None:
-            for tensor, device in moved.pop():
-                move_to(tensor, device)
+            _put_back(moved.pop())
 
         for part in self.module.modules():
             stack.callback(part.register_forward_pre_hook(bring, prepend=True).remove)
             stack.callback(part.register_forward_hook(put_back).remove)
 
-    def _bring(self, tensors: Sequence[Tensor]) -> list[tuple[Tensor, torch.device]]:
+    def _bring(self, tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Put tensors on the card; those that were elsewhere, with what they held there."""
         moved = []
         for tensor in tensors:
-            before = tensor.device
+            before = tensor.data
             if move_to(tensor, self.device):
                 moved.append((tensor, before))
         return moved
@@ -288,8 +288,14 @@ class Probe:
         try:
             yield
         finally:
-            for tensor, device in moved:
-                move_to(tensor, device)
+            _put_back(moved)
+
+
+def _put_back(moved: Sequence[tuple[Tensor, Tensor]]) -> None:
+    for tensor, before in moved:
+        if tensor.grad is not None:
+            tensor.grad.data = tensor.grad.data.to(before.device)
+        tensor.data = before
 
 
 def _as_input(tensor: Tensor) -> Tensor:

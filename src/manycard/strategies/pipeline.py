@@ -138,7 +138,7 @@ class PipelineStrategy(Strategy):
             if not finite:
                 return False
         if update.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.engine.module.parameters(), update.clip_norm)
+            _clip(stages, update.clip_norm)
         with self.scaling.own_update():
             for optimizer in optimizers:
                 optimizer.step()
@@ -191,6 +191,21 @@ def _all_finite(gradients: Sequence[Tensor]) -> bool:
         return True
     norms = torch._foreach_norm(list(gradients), float("inf"))
     return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
+
+
+def _clip(stages: Sequence[Sequence[Tensor]], clip_norm: float) -> None:
+    """What ``torch.nn.utils.clip_grad_norm_`` does, with one number a card that travels in place of one a parameter."""
+    stages = [gradients for gradients in stages if gradients]
+    if not stages:
+        return
+    own = []
+    for gradients in stages:
+        norms = torch._foreach_norm(list(gradients))
+        own.append(torch.linalg.vector_norm(torch.stack([norm.double() for norm in norms])))
+    total = torch.linalg.vector_norm(torch.stack([move(norm, own[0].device) for norm in own]))
+    factor = (clip_norm / (total + 1e-6)).clamp(max=1.0)
+    for gradients in stages:
+        torch._foreach_mul_(list(gradients), move(factor, gradients[0].device))
 
 
 def _state_copies(optimizer: Optimizer) -> int:
