@@ -116,6 +116,11 @@ class Pipeline:
         return self._strategy.device
 
     @property
+    def strategy(self) -> PipelineStrategy:
+        """How batches are spread."""
+        return self._strategy
+
+    @property
     def stages(self) -> list[str]:
         """The parts of each stage, in words; empty before the first batch has shown them."""
         plan = self._strategy.engine.plan

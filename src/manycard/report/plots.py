@@ -26,6 +26,7 @@ _COLOURS = {
     "ddp": "#059669",
     "fsdp": "#7c3aed",
     "manual": "#db2777",
+    "pipeline": "#0891b2",
 }
 _OTHER_COLOUR = "#111827"
 _STYLE: dict[Any, Any] = {

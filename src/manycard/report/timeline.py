@@ -84,4 +84,4 @@ def _title(document: Mapping[str, Any]) -> str:
     replicas = f" x {cards // stages} replicas" if cards > stages else ""
     number = document["micro_batches"]
     counted = f"{number} micro-batch{'es'[: 2 * (number != 1)]}"
-    return f"{document['schedule']}, {stages} stage{'s'[: stages != 1]}{replicas}, {counted}"
+    return f"pipeline {document['schedule']}, {stages} stage{'s'[: stages != 1]}{replicas}, {counted}"

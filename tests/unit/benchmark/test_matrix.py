@@ -186,3 +186,14 @@ def test_a_process_that_is_killed_is_a_row_that_says_so() -> None:
 def test_channels_last_replicas_can_be_compared() -> None:
     (spec,) = matrix_rows(simulated(workloads=("resnet18-cifar",), strategies=("dp",), steps=1, batch=8))
     assert run_row(spec).error is None
+
+
+def test_a_pipeline_is_a_row_with_a_timeline() -> None:
+    document = run_matrix(simulated(strategies=("single", "pipeline"), batch=8), Listener())
+    single, pipeline = document["rows"]
+    assert pipeline["error"] is None
+    assert pipeline["largest_loss_difference"] < 1e-5
+    assert single["timeline"] is None
+    assert pipeline["timeline"]["cards"] == ["cpu:0", "cpu:1"]
+    assert 0 < pipeline["timeline"]["bubble"] < 1
+    assert any("pipeline" in note for note in document["notes"])
