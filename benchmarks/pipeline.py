@@ -292,6 +292,8 @@ def _timed(
     losses = [step(batch) for batch in batches[: options.warm_up]]
     wait()
     first = time.perf_counter() - began
+    for each in devices:
+        torch.cuda.reset_peak_memory_stats(each)
     times = []
     for batch in batches[options.warm_up :]:
         began = time.perf_counter()

@@ -184,6 +184,19 @@ def test_the_model_is_the_scripts_own_between_steps() -> None:
         copy.deepcopy(model)(batches(2)[0])
 
 
+def test_the_check_of_the_loss_leaves_the_model_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.LSTM(4, 4, 2, dropout=0.5))
+    model.append(nn.Linear(4, 2))
+    model[1].eval()
+
+    def loss(model: Any, x: Any) -> Any:
+        return model[3](model[2](model[1](model[0](x)).unsqueeze(0))[0]).square().mean()
+
+    with pipelined(model, "cpu:2", stages=["2"], micro_batches=2) as pipeline:
+        pipeline.train_step(loss, sgd(model))(torch.randn(8, 4))
+    assert (model[1].running_mean, model[2].dropout, model[1].training, model[2].training) == (None, 0.5, False, True)
+
+
 def test_outputs_and_metrics() -> None:
     model = made()
     alone = copy.deepcopy(model).eval()

@@ -132,6 +132,8 @@ class PipelineEngine:
         probe = Probe(self.module, cards[0], partial(work, self.module, sample), streamed=streamed)
         with self.generators.preserved():
             self.plan, self.costs = make_plan(self.module, probe, settings)
+        if not cards[0].simulated:
+            torch.cuda.empty_cache()  # of what the probe took
 
     def _rooms(self, state_copies: int) -> tuple[Room, ...]:
         rooms = []
@@ -265,10 +267,13 @@ class PipelineEngine:
             recorder = Recording(cards) if record else Recorder()
             flight = Flight(chain, self._carriers, context, self._schedule, works, training, recorder)
             flights.append(flight)
+            self._unfinished.append(flight)
             jobs[replica * self.stages : (replica + 1) * self.stages] = flight.jobs()
-        self._unfinished = flights
         try:
             self.threads.run(jobs)
+        except Exception:
+            self._unfinished = []  # all cards have ended, and cleared up
+            raise
         except BaseException:
             for flight in flights:
                 flight.cancel()

@@ -14,12 +14,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._device import DeviceContext
 
 from manycard.engine.context import ThreadContext
 from manycard.engine.loss import ShardLoss, read_loss
@@ -74,7 +75,7 @@ class Flight:
         """For each stage, the most micro-batches whose graphs it held at once."""
         self.trained = False
         """Whether any loss depended on a parameter."""
-        self._stages, self._context, self._works = stages, context, works
+        self._stages, self._context, self._works = stages, _on_any_card(context), works
         self._training, self.recorder = training, recorder
         self._carriers = carriers
         self._passes: dict[int, tuple[Carrier, Passage]] = {}
@@ -96,7 +97,9 @@ class Flight:
 
     def jobs(self) -> list[Callable[[], None]]:
         """What each stage's card thread is to run. From now on the model's parts are led."""
-        self._undo = self._stages.lead()
+        before: list[Any] = []
+        self._undo = partial(self._stages.unlead, before)
+        self._stages.lead(before)
         return [partial(self._job, stage) for stage in range(len(self._stages.cards))]
 
     def cancel(self) -> None:
@@ -247,3 +250,14 @@ def _shared_casts() -> Iterator[None]:
         yield
     finally:
         torch.autocast_decrement_nesting()
+
+
+def _on_any_card(context: ThreadContext) -> ThreadContext:
+    """`context`, with a default device that names a GPU meaning the one of the stage that runs."""
+    modes = tuple(
+        DeviceContext(torch.device("cuda"))
+        if isinstance(mode, DeviceContext) and torch.device(mode.device).type == "cuda"
+        else mode
+        for mode in context.function_modes
+    )
+    return replace(context, function_modes=modes)

@@ -40,12 +40,9 @@ class Call:
     began: int
     """The number of operations before it."""
     seconds: float = 0.0
+    own_seconds: float = 0.0
+    """What the calls inside don't account for."""
     calls: list[Call] = field(default_factory=list)
-
-    @property
-    def own_seconds(self) -> float:
-        """The time that the calls inside don't account for."""
-        return max(0.0, self.seconds - sum(call.seconds for call in self.calls))
 
     def walk(self) -> Iterator[Call]:
         """This call and all inside it, in the order in which they began."""
@@ -125,6 +122,7 @@ class Probe:
             for one, other in pairs:
                 if one.module is other.module:
                     one.seconds = min(one.seconds, other.seconds)
+                    one.own_seconds = min(one.own_seconds, other.own_seconds)
         return root
 
     def _calls(self) -> Call | None:
@@ -142,7 +140,9 @@ class Probe:
             open_calls.append(call)
 
         def after(module: nn.Module, args: Any, result: Any) -> None:
-            open_calls.pop().seconds += self._clock()
+            call = open_calls.pop()
+            call.seconds += self._clock()
+            call.own_seconds = max(0.0, call.seconds - sum(inner.seconds for inner in call.calls))
 
         with ExitStack() as stack:
             for part in self.module.modules():
@@ -154,7 +154,8 @@ class Probe:
         self.first_use = uses.first
         if len(roots) == 1:
             return roots[0]
-        return Call("", self.module, False, 0, sum(call.seconds for call in roots), roots) if roots else None
+        seconds = sum(call.seconds for call in roots)
+        return Call("", self.module, False, 0, seconds, calls=roots) if roots else None
 
     def costs(self, calls: Sequence[Call], times: int) -> dict[int, Measured]:
         """The cost of each of these calls, by its place among them.

@@ -10,7 +10,6 @@ Behaviour:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -124,34 +123,28 @@ class Stages:
         """The parameters whose home is `stage`."""
         return [parameter for parameter in self.module.parameters() if self.home_of[id(parameter)] == stage]
 
-    @contextmanager
-    def led(self) -> Iterator[None]:
-        """Inside, calls of the parts change cards and bring what they need."""
-        undo = self.lead()
-        try:
-            yield
-        finally:
-            undo()
+    def lead(self, before: list[tuple[nn.Module, str, Any]]) -> None:
+        """From now on, calls of the parts change cards and bring what they need.
 
-    def lead(self) -> Callable[[], None]:
-        """Begin what `led` does; the result ends it."""
-        before = []
+        Args:
+            before: filled with what `unlead` needs, whenever an interrupt comes.
+        """
         for part, module in self._parts:
             # A module compiled by its own compile() calls this instead of forward.
             name = "forward" if module.__dict__.get("_compiled_call_impl") is None else "_compiled_call_impl"
             before.append((module, name, module.__dict__.get(name)))
-            module.__dict__[name] = partial(self._enter, part, module, getattr(module, name))
+            module.__dict__[name] = partial(self._enter, part, getattr(module, name))
 
-        def undo() -> None:
-            for module, name, value in before:
-                if value is None:
-                    module.__dict__.pop(name, None)
-                else:
-                    module.__dict__[name] = value
+    @staticmethod
+    def unlead(before: list[tuple[nn.Module, str, Any]]) -> None:
+        """Let the parts be as they were."""
+        for module, name, value in before:
+            if value is None:
+                module.__dict__.pop(name, None)
+            else:
+                module.__dict__[name] = value
 
-        return undo
-
-    def _enter(self, part: Part, module: nn.Module, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _enter(self, part: Part, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The ``forward`` of a part while a batch is under way."""
         passage = current_passage()
         if passage is None:
@@ -163,7 +156,7 @@ class Stages:
         if not at_home or not (all_known(args) and all_known(kwargs)):
             return original(*args, **kwargs)
         work = original
-        if self._checkpointed and module.training and torch.is_grad_enabled():
+        if self._checkpointed and torch.is_grad_enabled():
             work = partial(checkpoint, original, use_reentrant=False)
         return passage.unwatched(work, args, kwargs)
 

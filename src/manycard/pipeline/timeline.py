@@ -113,6 +113,7 @@ class Recording(Recorder):
         if self._real:
             for card in cards:
                 torch.cuda.synchronize(card.device)
+                torch.cuda.reset_peak_memory_stats(card.device)
             self._origins = [self._now(stage) for stage in range(len(cards))]
 
     def begin(self, stage: int, *, number: int, backward: bool) -> None:

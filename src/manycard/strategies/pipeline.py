@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -159,17 +160,8 @@ class PipelineStrategy(Strategy):
             loss = read_loss(loss_fn(module, part))
             return loss.value.detach().double(), loss.count
 
-        modes = [(part, part.training) for part in self.engine.module.modules()]
-        dropouts = [(part, part.dropout) for part, _ in modes if isinstance(getattr(part, "dropout", None), float)]
-        try:
-            settle(self.engine.module)
-            with self.generators.preserved():
-                found = self.engine.run(self._in_precision(loss_of), MicroBatches(samples, [parts], [sizes]))
-        finally:
-            for part, training in modes:
-                part.training = training
-            for part, dropout in dropouts:
-                part.dropout = dropout
+        with _settled(self.engine.module), self.generators.preserved():
+            found = self.engine.run(self._in_precision(loss_of), MicroBatches(samples, [parts], [sizes]))
         compare_losses(found, samples, smaller, self.precision)
 
     # ---- evaluation and the rest ---------------------------------------------------------------------------
@@ -180,6 +172,21 @@ class PipelineStrategy(Strategy):
 
     def close(self) -> None:
         self.engine.close()
+
+
+@contextmanager
+def _settled(module: nn.Module) -> Iterator[None]:
+    """What `settle` does to a scratch copy, done to the module itself and undone at the end."""
+    before = [(part, part.training, getattr(part, "dropout", None), dict(part._buffers)) for part in module.modules()]
+    try:
+        settle(module)
+        yield
+    finally:
+        for part, training, dropout, buffers in before:
+            part.training = training
+            if isinstance(dropout, float):
+                setattr(part, "dropout", dropout)  # noqa: B010 (a Module declares no such attribute)
+            part._buffers.update(buffers)
 
 
 def _added(values: list[Any]) -> Any:
