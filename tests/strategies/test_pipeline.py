@@ -264,6 +264,29 @@ def test_bf16_computes_as_autocast_on_one_card() -> None:
         torch.testing.assert_close(other.grad, one.grad, rtol=2e-2, atol=1e-4)
 
 
+def test_fp16_scales_the_loss_and_skips_what_overflows() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    alone = copy.deepcopy(model)
+    x = torch.randn(8, 4)
+    alone(x).square().mean().backward()
+    factor = [1.0]
+    with pipelined(model, "cpu:2", stages=["2"], micro_batches=2, precision="fp16") as pipeline:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = pipeline.train_step(
+            lambda model, x: model(x).square().mean() * factor[0], optimizer, clip_norm=10.0, check_loss=False
+        )
+        step(x)
+        assert step.updated
+        for one, other in zip(alone.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(other.grad, one.grad, rtol=2e-2, atol=1e-3)
+        scale, before = pipeline.precision.scale.value, copy.deepcopy(model.state_dict())
+        factor[0] = 1e38
+        step(x)
+        assert not step.updated
+        assert pipeline.precision.scale.value == scale / 2
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_micro_batches_share_the_casts_of_weights() -> None:
     """Autocast casts a weight once a batch, not once a micro-batch, and the gradient is the same."""
     model = made()

@@ -204,6 +204,8 @@ class Probe:
     def _measure(self, module: nn.Module, args: Any, kwargs: Any, times: int) -> Measured:
         own = {tensor.untyped_storage().data_ptr() for tensor in [*module.parameters(), *module.buffers()]}
         gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+        for parameter, _ in gradients:
+            parameter.grad = None
         buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
         best, kept = float("inf"), 0
         with self._at_card(module):
@@ -226,6 +228,8 @@ class Probe:
                         torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
                 best, kept = min(best, self._clock() - began), sum(storages.values())
                 del result, roots
+            for parameter, _ in gradients:
+                parameter.grad = None
         for parameter, gradient in gradients:
             parameter.grad = gradient
         with torch.no_grad():

@@ -97,6 +97,16 @@ def test_a_container_is_not_one_checkpoint() -> None:
     assert [part.name for part in plan.parts] == ["0.0", "0.1", "0.2", "1"]
 
 
+def test_planning_leaves_gradients_alone() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)).eval()
+    model[0].weight.grad = torch.ones(4, 4)
+    pipeline = mc.Pipeline(model, "cpu:2")
+    pipeline(torch.ones(4, 4))
+    pipeline.close()
+    assert torch.equal(model[0].weight.grad, torch.ones(4, 4))
+    assert model[1].weight.grad is None
+
+
 def test_planning_leaves_no_trace_in_buffers_gradients_and_draws() -> None:
     def run(measured: bool) -> tuple[Tensor, Tensor, float]:
         torch.manual_seed(0)
