@@ -13,7 +13,7 @@ from torch import nn
 
 import manycard as mc
 
-from .pipelined import LENGTH, WORDS, Language, batches, compare, loss_fn, made, pipelined, sgd
+from .pipelined import LENGTH, WORDS, Language, batches, compare, loss_fn, made, pipelined, sgd, train_alone
 
 NAMES = {2: ["blocks.2"], 3: ["blocks.1", "blocks.3"], 4: ["blocks.1", "blocks.2", "norm"]}
 
@@ -46,6 +46,52 @@ def test_stages_found_by_measuring_train_as_well(cards: int) -> None:
 def test_replicas_beside_stages(settings: dict[str, Any]) -> None:
     """2 x 2 cards; the last batches have fewer samples than there are micro-batches, and than replicas."""
     compare(made(), batches(12, 11, 3, 1), cards="cpu:4", replicas=2, micro_batches=3, clip_norm=0.5, **settings)
+
+
+def test_replicas_with_accumulation_and_frozen_parameters() -> None:
+    model = made()
+    model.blocks[1].requires_grad_(False)
+    compare(
+        model,
+        batches(12, 1, 9, 2, 8),
+        cards="cpu:4",
+        replicas=2,
+        stages=["blocks.2"],
+        micro_batches=2,
+        accumulate=2,
+        clip_norm=0.5,
+    )
+
+
+def test_replicas_follow_what_the_script_changes() -> None:
+    model = made()
+    optimizer = sgd(model)
+    (ids,) = batches(8)
+    with pipelined(model, "cpu:4", stages=["blocks.2"], replicas=2, micro_batches=2) as pipeline:
+        step = pipeline.train_step(loss_fn, optimizer)
+        step(ids)
+        with torch.no_grad():
+            model.head.weight.data.mul_(0.5)
+            model.blocks[3] = copy.deepcopy(model.blocks[0])
+        expected = loss_fn(copy.deepcopy(model), ids).item()
+        assert step(ids).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_blocks_may_be_compiled(in_place: bool) -> None:
+    model = made()
+    alone = copy.deepcopy(model)
+    for index, block in enumerate(model.blocks):
+        if in_place:
+            block.compile(backend="eager")
+        else:
+            model.blocks[index] = torch.compile(block, backend="eager")
+    data = batches(8, 7)
+    expected = train_alone(alone, data)
+    optimizer = sgd(model)
+    with pipelined(model, "cpu:2", stages=NAMES[2], micro_batches=4) as pipeline:
+        step = pipeline.train_step(loss_fn, optimizer)
+        assert [step(batch).item() for batch in data] == pytest.approx(expected, rel=2e-6)
 
 
 @pytest.mark.parametrize(
