@@ -8,7 +8,7 @@
 from manycard import errors
 from manycard.cards import Card, CardChoice, choose_cards
 from manycard.engine.data_parallel import DataParallel
-from manycard.parallel import Parallel
+from manycard.parallel import Parallel, Pipeline
 from manycard.script.session import load_ipython_extension, spread, unload_ipython_extension
 from manycard.version import __version__
 
@@ -17,6 +17,7 @@ __all__ = [
     "CardChoice",
     "DataParallel",
     "Parallel",
+    "Pipeline",
     "__version__",
     "choose_cards",
     "errors",

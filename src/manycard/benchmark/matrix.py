@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from manycard.benchmark.isolated import run_row
 from manycard.benchmark.machine import describe_machine
 from manycard.benchmark.measurement import Measurement, compare_with_single, median_of
+from manycard.benchmark.pipeline_run import PIPELINE
 from manycard.benchmark.row import RowSpec
 from manycard.benchmark.settings import MatrixSettings
 from manycard.benchmark.workloads import Workload
@@ -62,6 +63,8 @@ def matrix_notes(settings: MatrixSettings) -> list[str]:
         )
         if _left_out(settings, "torch_dp") and "torch_dp" in settings.strategies:
             notes.append("torch_dp is left out: nn.DataParallel needs GPUs.")
+    if PIPELINE in settings.strategies:
+        notes.append("pipeline: each card holds a stage of the model; BatchNorm statistics are those of a micro-batch.")
     if "single" not in settings.strategies:
         notes.append("Without a single row there is no speed-up, no efficiency and no difference of losses.")
     if settings.scaling == "weak" and max(settings.counts) > 1:

@@ -58,6 +58,8 @@ class Measurement:
     final_loss: float | None = None
     accuracy: float | None = None
     largest_loss_difference: float | None = None
+    timeline: dict[str, Any] | None = None
+    """Of a pipeline: where the cards' time went in one step (`Timeline.as_dict`)."""
     repeats: int = 0
     """Rounds that the figures are the medians of."""
     error: str | None = None

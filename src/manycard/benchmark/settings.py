@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from manycard.benchmark.pipeline_run import PIPELINE
 from manycard.benchmark.workloads import Workload, find_workload
 from manycard.cards import Card
 from manycard.errors import SettingError, StrategyError
@@ -84,8 +85,8 @@ class MatrixSettings:
         if not self.strategies:
             raise StrategyError("--strategies", "", "no strategy is named", fix="name some, such as single,dp")
         for name in self.strategies:
-            if name not in STRATEGIES:
-                known = ", ".join(STRATEGIES)
+            if name not in STRATEGIES and name != PIPELINE:
+                known = ", ".join((*STRATEGIES, PIPELINE))
                 raise StrategyError("--strategies", name, "there is no such strategy", fix=f"choose from {known}")
         if self.simulated and self.strategies == ("torch_dp",):
             raise StrategyError(

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 from manycard.benchmark.failures import describe_failure
 from manycard.benchmark.gauges import StepClock, peak_memory_mib, reset_peak_memory
 from manycard.benchmark.measurement import Measurement, balance_of, finite
+from manycard.benchmark.pipeline_run import PIPELINE, PipelineRun
 from manycard.benchmark.results import write_json
 from manycard.benchmark.row import RowSpec
 from manycard.cards import choose_cards
@@ -54,13 +56,19 @@ class ProgressFile:
             self._file.close()
 
 
-def measure(spec: RowSpec, parallel: Parallel, progress_path: Path | None = None) -> Measurement:
+def measure(
+    spec: RowSpec,
+    parallel: Any,
+    progress_path: Path | None = None,
+    timeline: Callable[[Any, Any], dict[str, Any]] | None = None,
+) -> Measurement:
     """Train as `spec` says and measure it.
 
     Args:
         spec: the row.
-        parallel: set up with the row's strategy, cards, precision and seed.
+        parallel: a `Parallel` or `PipelineRun` with the row's strategy, cards, precision and seed.
         progress_path: where to say how far it is; None says nothing.
+        timeline: called with the step and a batch when all else is measured; where the time goes.
 
     Raises:
         LockstepError: replicas differ after the timed steps.
@@ -100,12 +108,19 @@ def measure(spec: RowSpec, parallel: Parallel, progress_path: Path | None = None
         losses=tuple(values),
         final_loss=values[-1],
         accuracy=workload.accuracy(parallel, model, feeding),
+        timeline=timeline(step, batch) if timeline is not None else None,
         repeats=1,
     )
 
 
 def _run(spec: RowSpec, folder: Path) -> Measurement | None:
     """The row's result, or None in a process whose rank 0 writes it."""
+    if spec.strategy == PIPELINE:
+        run = PipelineRun(spec)
+        try:
+            return measure(spec, run, folder / "progress", run.timeline)
+        finally:
+            run.close()
     if STRATEGIES[spec.strategy].ranks and "RANK" not in os.environ:
         command = ["-m", "manycard.benchmark.worker", str(folder)]
         launch_script(command, choose_cards(spec.cards).cards)

@@ -51,7 +51,8 @@ StrategiesOption = Annotated[
     typer.Option(
         "--strategies",
         metavar="NAMES",
-        help="A comma list. single always runs on one card: speed-up is measured against it.",
+        help="A comma list of single, torch_dp, dp, ddp and pipeline (a stage of the model on each card). single always"
+        " runs on one card: speed-up is measured against it.",
     ),
 ]
 BatchOption = Annotated[

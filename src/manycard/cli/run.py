@@ -268,7 +268,7 @@ def _in_place(request: _Request, cards: Sequence[Card]) -> _Outcome:
     spreading = ScriptSpreading(_spread_settings(request, cards))
     with (
         Interception(spreading) as calls,
-        noticing(manycard.Parallel, manycard.DataParallel, then=calls.stop) as made,
+        noticing(manycard.Parallel, manycard.DataParallel, manycard.Pipeline, then=calls.stop) as made,
         FedLoaders(pin_memory=torch.cuda.is_available()) if request.loader else contextlib.nullcontext(),
     ):
         calls.active = request.strategy in (None, "dp")

@@ -26,9 +26,9 @@ from manycard.engine.settling import settle
 from manycard.errors import LossError
 from manycard.precision import Precision
 
-__all__ = ["check_mean_loss", "check_split_loss"]
+__all__ = ["check_mean_loss", "check_split_loss", "compare_losses"]
 
-_Loss = tuple[Tensor, "float | Tensor | None"]
+LossOf = tuple[Tensor, "float | Tensor | None"]
 """A mean, or a sum and its count."""
 
 
@@ -90,7 +90,7 @@ def check_split_loss(
         )
         return
     sizes = " and ".join(str(size) for _, size in shards)
-    _judge(whole, again, parts, f"shards of {sizes}", precision)
+    compare_losses(whole, again, parts, f"shards of {sizes}", precision)
 
 
 def _compare(
@@ -101,7 +101,7 @@ def _compare(
     whole, again = losses.of(batch), losses.of(batch)
     sizes = [samples - smaller, smaller]
     parts = [(*losses.of(part), size) for part, size in zip(cut(batch, sizes), sizes, strict=True)]
-    _judge(whole, again, parts, f"{sizes[0]} and {sizes[1]}", precision)
+    compare_losses(whole, again, parts, f"{sizes[0]} and {sizes[1]}", precision)
 
 
 class _Losses:
@@ -113,7 +113,7 @@ class _Losses:
         self._precision = precision
         self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
 
-    def of(self, part: Any) -> _Loss:
+    def of(self, part: Any) -> LossOf:
         """The loss of a part of a batch, and its count, if it is a sum."""
         try:
             with torch.no_grad(), self._precision.autocast(self._device):
@@ -127,14 +127,24 @@ class _Losses:
         return loss.value.detach().double(), loss.count
 
 
-def _judge(
-    whole: _Loss,
-    again: _Loss,
+def compare_losses(
+    whole: LossOf,
+    again: LossOf,
     parts: Sequence[tuple[Tensor, float | Tensor | None, int]],
     named: str,
     precision: Precision,
 ) -> None:
-    """Compare the loss of a whole, computed twice, with those of its parts."""
+    """Compare the loss of a whole, computed twice, with those of its parts.
+
+    Args:
+        whole: value (0-dim, fp64) and count.
+        again: the same once more, for what differs by itself.
+        parts: value, count and samples of each.
+        named: the parts, in words.
+
+    Raises:
+        LossError: the loss of the whole is not that of its parts.
+    """
     samples = sum(size for *_, size in parts)
     value, repeated = whole[0], again[0]
     counts = [count for _, count, _ in parts if count is not None]

@@ -4,9 +4,9 @@ Intended behaviour:
     * `CardThreads.run` gives each card's job to its thread (one of them to the calling thread, if asked), and
       returns their results in order when all have ended.
     * Real cards run at the same time. Simulated ones share one CPU and one random generator, so they run in turn,
-      always in the same order: draws repeat from one seed. A card that waits for the others in `meet` passes its
-      turn on.
-    * When a job fails, cards waiting in `meet` are woken at once; when all have ended, the first failure is raised
+      always in the same order: draws repeat from one seed. A card that waits for others in `meet` or `wait` passes
+      its turn on.
+    * When a job fails, cards waiting for others are woken at once; when all have ended, the first failure is raised
       in the caller as it was, with a note naming the card. The threads are ready for the next job.
     * Ctrl-C arrives in the caller at once. The cards finish what they do; the next `run` waits for that first.
     * A simulated card that is slowed on purpose sleeps after each of its jobs, as a part of it.
@@ -35,7 +35,7 @@ from manycard.engine.context import ThreadContext, in_copied_variables
 from manycard.engine.random import CardGenerators
 from manycard.errors import ModelError
 
-__all__ = ["CardThreads", "Place", "card_of", "current_place"]
+__all__ = ["CardThreads", "Place", "card_of", "current_place", "with_note"]
 
 Job = Callable[[], Any]
 _here = threading.local()
@@ -53,6 +53,10 @@ class Place:
     def meet(self, value: Any) -> list[Any]:
         """Hand in `value`, wait for every other card of the running job, and get all values in card order."""
         return self.threads.meet(self.position, value)
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Wait until `ready`, which other cards of the running job make true; they call `notify` when they may have."""
+        self.threads.wait(self.position, ready)
 
 
 def current_place() -> Place | None:
@@ -103,6 +107,8 @@ class _Round:
                     self.failures.append((position, failure))
             self._pass_turn(position)
             self._changed.notify_all()
+        # Before the queue wakes the caller: Ctrl-C may take from it what the queue gave it.
+        self.outstanding.discard(position)
         self.ended.put(position)
 
     def _pass_turn(self, position: int) -> None:
@@ -134,6 +140,24 @@ class _Round:
                 "a layer that needs all cards (synchronised BatchNorm) ran on some cards and not on others",
                 fix="run the same synchronised layers on every shard, or leave sync_batchnorm off",
             )
+
+    def wait(self, position: int, ready: Callable[[], bool]) -> None:
+        """See `Place.wait`."""
+        with self._changed:
+            while True:
+                if self._failed:
+                    raise _MeetingAbortedError
+                if not self._in_turn or self._turn == position:
+                    if ready():
+                        return
+                    self._pass_turn(position)
+                    self._changed.notify_all()
+                self._changed.wait()
+
+    def notify(self) -> None:
+        """Let cards that `wait` look again."""
+        with self._changed:
+            self._changed.notify_all()
 
     def _may_go_on(self, position: int, meeting: int) -> bool:
         if self._in_turn and self._turn != position:
@@ -186,8 +210,9 @@ class CardThreads:
             self._round = None
         if job_round.failures:
             position, failure = job_round.failures[0]
+            card = self.cards[position]
             setattr(failure, _CARD, position)
-            raise _with_note(failure, self.cards[position])
+            raise with_note(failure, f"raised on card {card.position} ({card.name})")
         return [job_round.results.get(position) for position in range(len(jobs))]
 
     def meet(self, position: int, value: Any) -> list[Any]:
@@ -199,6 +224,22 @@ class CardThreads:
             return job_round.meet(position, value)
         finally:
             self.generators.enter(position)
+
+    def wait(self, position: int, ready: Callable[[], bool]) -> None:
+        """`Place.wait` for the card at `position`."""
+        job_round = self._round
+        assert job_round is not None, "cards wait only while a job runs"
+        self.generators.leave(position)
+        try:
+            job_round.wait(position, ready)
+        finally:
+            self.generators.enter(position)
+
+    def notify(self) -> None:
+        """Let cards that wait look again whether they may go on; does nothing while no job runs."""
+        job_round = self._round
+        if job_round is not None:
+            job_round.notify()
 
     def finish(self) -> None:
         """Wait for what Ctrl-C left running, before anything that it works on is touched."""
@@ -262,7 +303,7 @@ class CardThreads:
 
     def _wait(self, job_round: _Round) -> None:
         while job_round.outstanding:
-            job_round.outstanding.discard(job_round.ended.get())
+            job_round.ended.get()
 
     def _finish_interrupted(self) -> None:
         """Wait for what Ctrl-C left running."""
@@ -320,9 +361,8 @@ def _stop(inboxes: list[SimpleQueue[Any]]) -> None:
         inbox.put(None)
 
 
-def _with_note(failure: BaseException, card: Card) -> BaseException:
-    """`failure` with the card's name among its notes (in its message, before Python 3.11)."""
-    note = f"raised on card {card.position} ({card.name})"
+def with_note(failure: BaseException, note: str) -> BaseException:
+    """`failure` with a further note (in its message, before Python 3.11)."""
     if sys.version_info >= (3, 11):
         failure.add_note(note)
     elif failure.args and isinstance(failure.args[0], str):

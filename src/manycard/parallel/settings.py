@@ -141,11 +141,11 @@ def check_sharding(shard_optimizer: bool, strategy: str) -> bool:
     Raises:
         SettingError: the strategy can't.
     """
-    if shard_optimizer and strategy in ("ddp", "torch_dp"):
+    if shard_optimizer and strategy not in ("single", "dp", "manual"):
         raise SettingError(
             "shard_optimizer",
             shard_optimizer,
-            f"strategy {strategy!r} keeps all state on every card",
+            f"strategy {strategy!r} does not share state out",
             fix="take strategy='dp', or leave it out",
         )
     return shard_optimizer
@@ -161,9 +161,9 @@ def reduce_dtype_for(reduce_dtype: str | None, strategy: str) -> torch.dtype | N
         return None
     if reduce_dtype != "bf16":
         raise SettingError("reduce_dtype", reduce_dtype, "it is not bf16", fix="leave it out for the gradients' own")
-    if strategy == "torch_dp":
+    if strategy not in ("single", "dp", "manual", "ddp"):
         raise SettingError(
-            "reduce_dtype", reduce_dtype, "nn.DataParallel sums gradients as they are", fix="take strategy='dp'"
+            "reduce_dtype", reduce_dtype, f"strategy {strategy!r} sums gradients as they are", fix="take strategy='dp'"
         )
     return torch.bfloat16
 

@@ -18,6 +18,7 @@ from manycard.report import figures
 __all__ = ["benchmark_page", "write_benchmark_page"]
 
 Row = Mapping[str, Any]
+_NARROW = ("Throughput", "Efficiency")
 
 
 def write_benchmark_page(document: Mapping[str, Any], path: Path) -> None:
@@ -74,6 +75,7 @@ def _section(workload: str, rows: Sequence[Row]) -> dict[str, Any]:
         ("Efficiency", efficiency, plots.efficiency_plot(rows)),
         ("Losses", losses, plots.losses_plot(rows)),
         ("Memory", memory, plots.memory_plot(rows)),
+        *(_pipeline(row) for row in rows if row.get("timeline") is not None),
     )
     return {
         "name": workload,
@@ -84,11 +86,25 @@ def _section(workload: str, rows: Sequence[Row]) -> dict[str, Any]:
         "has_accuracy": any(row["accuracy"] is not None for row in rows),
         "has_difference": any(row["largest_loss_difference"] is not None for row in rows),
         "plots": [
-            {"title": title, "caption": caption, "source": _data_address(svg), "wide": title in ("Losses", "Memory")}
+            {"title": title, "caption": caption, "source": _data_address(svg), "wide": not title.startswith(_NARROW)}
             for title, caption, svg in drawn
             if svg is not None
         ],
     }
+
+
+def _pipeline(row: Row) -> tuple[str, str, str]:
+    """The plot of a pipeline's timeline."""
+    from manycard.report.timeline import timeline_plot
+
+    found = row["timeline"]
+    busy = ", ".join(f"{figures.speed(1000 * seconds)} ms" for seconds in found["busy_seconds"])
+    bubble, expected = (figures.percent(found[key], 1) for key in ("bubble", "expected_bubble"))
+    caption = (
+        f"Passes of one step, card by card: busy {busy}; bubble {bubble}, of stages of equal time {expected};"
+        f" balance of busy times {figures.ratio(found['balance'])}."
+    )
+    return f"Pipeline on {row['cards']}", caption, timeline_plot(found)
 
 
 def _captions(rows: Sequence[Row]) -> tuple[str, str, str, str]:

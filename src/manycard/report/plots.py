@@ -16,7 +16,7 @@ from manycard.report import figures
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["efficiency_plot", "losses_plot", "memory_plot", "speed_plot"]
+__all__ = ["efficiency_plot", "losses_plot", "memory_plot", "speed_plot", "svg"]
 
 Row = Mapping[str, Any]
 _COLOURS = {
@@ -26,6 +26,7 @@ _COLOURS = {
     "ddp": "#059669",
     "fsdp": "#7c3aed",
     "manual": "#db2777",
+    "pipeline": "#0891b2",
 }
 _OTHER_COLOUR = "#111827"
 _STYLE: dict[Any, Any] = {
@@ -67,7 +68,7 @@ def speed_plot(rows: Sequence[Row]) -> str | None:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
         axes.set_ylim(bottom=0)
 
-    return _svg(draw)
+    return svg(draw)
 
 
 def efficiency_plot(rows: Sequence[Row]) -> str | None:
@@ -87,7 +88,7 @@ def efficiency_plot(rows: Sequence[Row]) -> str | None:
         axes.set_ylim(0, max(1.1, 1.1 * max(row["efficiency"] for row in rows)))
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
 
-    return _svg(draw)
+    return svg(draw)
 
 
 def losses_plot(rows: Sequence[Row]) -> str | None:
@@ -105,7 +106,7 @@ def losses_plot(rows: Sequence[Row]) -> str | None:
         axes.set_ylabel("loss (mean over the global batch)")
         axes.legend(ncols=2 if len(rows) > 6 else 1)
 
-    return _svg(draw, width=9.6)
+    return svg(draw, width=9.6)
 
 
 def memory_plot(rows: Sequence[Row]) -> str | None:
@@ -125,7 +126,7 @@ def memory_plot(rows: Sequence[Row]) -> str | None:
         _name_places(axes, rows)
         axes.set_ylabel("peak memory, GiB (a bar a card)")
 
-    return _svg(draw, width=9.6)
+    return svg(draw, width=9.6)
 
 
 def _bars(axes: Axes, rows: Sequence[Row], key: str, write: Callable[[float], str]) -> None:
@@ -184,7 +185,12 @@ def _stroke(number: int, rows: Sequence[Row]) -> dict[str, Any]:
     return {"linewidth": 1.8, "linestyle": (-dash * (number - 1), gaps)}
 
 
-def _svg(draw: Callable[[Axes], None], *, width: float = 4.7, height: float = 3.2) -> str:
+def svg(draw: Callable[[Axes], None], *, width: float = 4.7, height: float = 3.2) -> str:
+    """What `draw` draws, in the style of all plots, as SVG text.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from manycard.report import figures
+from manycard.report.timeline import print_timeline
 
 __all__ = ["print_benchmark"]
 
@@ -56,6 +57,9 @@ def print_benchmark(document: Mapping[str, Any], console: Console) -> None:
         console.print(Text(_title(workload, rows), style="bold"))
         for table in _tables(rows, console):
             console.print(table)
+        for row in rows:
+            if row.get("timeline") is not None:
+                print_timeline(row["timeline"], console)
         for row in rows:
             if row["error"] is not None:
                 console.print(Text(f"  {row['strategy']} on {row['cards']}: {row['error']}", style="red"))

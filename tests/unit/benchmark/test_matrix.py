@@ -199,3 +199,14 @@ def test_a_manual_row_trains_the_same_and_has_each_cards_share() -> None:
     assert len(row.shares) == 2
     assert sum(row.shares) == pytest.approx(1)
     assert row.losses == pytest.approx(plain_losses(9, len(row.losses)), rel=1e-5)
+
+
+def test_a_pipeline_is_a_row_with_a_timeline() -> None:
+    document = run_matrix(simulated(strategies=("single", "pipeline"), batch=8), Listener())
+    single, pipeline = document["rows"]
+    assert pipeline["error"] is None
+    assert pipeline["largest_loss_difference"] < 1e-5
+    assert single["timeline"] is None
+    assert pipeline["timeline"]["cards"] == ["cpu:0", "cpu:1"]
+    assert 0 < pipeline["timeline"]["bubble"] < 1
+    assert any("pipeline" in note for note in document["notes"])

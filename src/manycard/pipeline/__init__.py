@@ -1,0 +1,19 @@
+"""A model cut into stages, one a card, with micro-batches in flight on all of them: in one process.
+
+schedule    the order in which a stage works (pure)
+balance     where to cut (pure)
+probe       what a model is made of, and what its parts cost
+planning    from those to a plan
+stages      a plan put on cards
+copies      moving tensors between neighbours
+carriers    forward passes that stop half-way
+passage     one micro-batch on its way, and what crosses from stage to stage
+flight      one batch under way
+timeline    where the cards' time went
+engine      all of it, with replicas side by side
+"""
+
+from manycard.pipeline.engine import PipelineEngine, PipelineSettings
+from manycard.pipeline.timeline import Span, Timeline
+
+__all__ = ["PipelineEngine", "PipelineSettings", "Span", "Timeline"]
