@@ -188,9 +188,7 @@ def _in_a_rank(spec: TrialSpec, candidate: Candidate, cards: tuple[Card, ...]) -
     parts = list(zip(*(part.chunk(candidate.accumulate) for part in shard), strict=True))
     own = cards[int(os.environ["LOCAL_RANK"])]
     timing = Timing(spec.seconds, steps=10, warm_up=5)
-    found = time_steps(
-        lambda: [step(part) for part in parts], [own], timing, graphs=False, together=peers.barrier
-    )
+    found = time_steps(lambda: [step(part) for part in parts], [own], timing, graphs=False, together=peers.barrier)
     everyone: list[Measured] = peers.gather_objects(found)
     if peers.rank:
         return None

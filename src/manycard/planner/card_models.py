@@ -89,7 +89,9 @@ def parse_cards_model(text: str) -> tuple[tuple[CardFacts, ...], LinkFacts, Card
     count, name, link = int(written[1] or 1), " ".join(written[2].upper().split()), written[3]
     model = next((each for each in CARD_MODELS if each.name.upper() == name), None)
     if model is None:
-        raise SettingError("--cards-model", text, f"there are no figures for {written[2]!r}", fix=f"name one of {known}")
+        raise SettingError(
+            "--cards-model", text, f"there are no figures for {written[2]!r}", fix=f"name one of {known}"
+        )
     if count < 1:
         raise SettingError("--cards-model", text, "there must be at least one card", fix='write it like "2xH100"')
     kind = next((each for each in _LINKS if link and each.lower() == link.lower()), None)

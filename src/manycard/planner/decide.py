@@ -97,6 +97,7 @@ def _predict(facts: Facts, candidate: Candidate, found: Measured | None) -> Pred
     unknown = facts.simulated and candidate.cards > 1
     predicted = None if parts is None or unknown else parts.paced_ms
     memory = memory_mib(facts, candidate)
+    found = found or _already_measured(facts, candidate)
     ms = found.step_ms if found is not None and found.step_ms is not None else predicted
     if ms is not None and parts is not None:
         ms = max(ms, parts.input_ms)
@@ -110,6 +111,14 @@ def _predict(facts: Facts, candidate: Candidate, found: Measured | None) -> Pred
         predicted_mib=memory,
         parts={} if parts is None or unknown else asdict(parts),
     )
+
+
+def _already_measured(facts: Facts, candidate: Candidate) -> Measured | None:
+    """One card's step on the whole batch, where the facts hold just that."""
+    if candidate.strategy != "single" or candidate.accumulate > 1 or facts.step.stated:
+        return None
+    points = [point for point in facts.step.eager if point.samples == facts.batch and point.ms is not None]
+    return Measured(points[0].ms, points[0].peak_mib) if points else None
 
 
 def _choose(state: State) -> Candidate:
@@ -146,7 +155,7 @@ def _verdict(state: State, chosen: Prediction, rows: list[Prediction]) -> str:
     if chosen.candidate in state.struck:
         return f"nothing that this manycard has can run it: {name} comes nearest, and {state.struck[chosen.candidate]}"
     if chosen.step_ms is None:
-        return f"{name}: {_NO_SPEED}" if state.facts.simulated else f"{name}: the only way left"
+        return _NO_SPEED if state.facts.simulated else f"{name} is the only way left"
     others = [row for row in rows if row.candidate in state.left and row is not chosen and row.step_ms is not None]
     how = "measured" if chosen.measured else "predicted"
     if not others:

@@ -97,6 +97,15 @@ class Plan:
         return self.choice.strategy
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """What `Parallel` and its train step are to be given."""
+        found = self.choice.settings()
+        # Where graphs could not be tried, nothing speaks against letting a step look for itself.
+        if "graphs" in found and not any(row.candidate.graphs for row in self.predictions):
+            found["graphs"] = "auto"
+        return found
+
+    @property
     def chosen(self) -> Prediction:
         """The row of the choice."""
         return next(row for row in self.predictions if row.candidate == self.choice)
@@ -117,7 +126,7 @@ class Plan:
         """The plan as ``plan --json`` prints it and as the cache keeps it."""
         return {
             "strategy": self.strategy,
-            "settings": self.choice.settings(),
+            "settings": self.settings,
             "reasons": list(self.reasons),
             "predictions": [row.to_row() for row in self.predictions],
             "forks": [asdict(fork) for fork in self.forks],

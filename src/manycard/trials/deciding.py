@@ -41,7 +41,7 @@ def decide(
     for candidate in worth_a_trial(facts, most=most):
         if not left or time.monotonic() - start > seconds:
             break
-        say(f"{candidate.name} on {candidate.cards} card{'s' if candidate.cards > 1 else ''}")
+        say(f"trying {candidate.name} on {candidate.cards} card{'s' if candidate.cards > 1 else ''}")
         found = run(candidate)
         if found is not None:
             measured[candidate] = found

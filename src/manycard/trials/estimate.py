@@ -130,13 +130,11 @@ def state_ratio(optimizer: torch.optim.Optimizer) -> float:
 
     Adam has 2, SGD with momentum 1. One that can't be tried so counts as 2, which errs on the safe side.
     """
-    groups = []
     parameter = nn.Parameter(torch.zeros(16, 16))
-    for group in optimizer.param_groups[:1]:
-        groups.append({**{k: v for k, v in group.items() if k != "params"}, "params": [parameter]})
+    first = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
     parameter.grad = torch.ones_like(parameter)
     try:
-        made = type(optimizer)(groups, **optimizer.defaults)
+        made = type(optimizer)([{**first, "params": [parameter]}], **optimizer.defaults)
         made.step()
     except Exception:
         return 2.0

@@ -24,7 +24,7 @@ _MIB = 2**20
 _HALF_ACTIVATIONS = 0.55
 """Activations under autocast over those in fp32: 0.53 for ResNet-50, 0.62 for GPT-2."""
 _LAUNCH_MS = 0.06
-"""Host cost of an operator with its backward pass and autocast, where it can't be measured: 45 to 75 us on H200 hosts."""
+"""Host cost of an operator and its backward pass, where it can't be measured: 45 to 75 us on H200 hosts."""
 
 
 def gather_facts(
@@ -50,12 +50,10 @@ def gather_facts(
         if simulated and counted is not None:
             step = _with_estimated_memory(step, model, counted, subject)
         if len(cards) > 1 and not simulated:
-            say("links between the cards")
+            say("measuring the links between the cards")
         links, speeds = measure_links(cards), card_speeds(cards)
     return Facts(
-        cards=tuple(
-            CardFacts(card.model, _room_mib(card), speed) for card, speed in zip(cards, speeds, strict=True)
-        ),
+        cards=tuple(CardFacts(card.model, _room_mib(card), speed) for card, speed in zip(cards, speeds, strict=True)),
         model=model,
         batch=subject.samples,
         step=step,
@@ -178,4 +176,3 @@ def _unmeasured(cards: Sequence[Card], counted: Counted | None) -> tuple[str, ..
     if counted is None:
         said.append("The model's operators could not be counted: its outputs' size and launches aren't known.")
     return tuple(said)
-

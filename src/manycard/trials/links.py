@@ -18,6 +18,7 @@ from manycard.trials.confirm import release, wait
 __all__ = ["card_speeds", "measure_links"]
 
 _SIZES_MIB = (1, 25, 100, 400)
+_COPY_MIB = 256
 _ROUNDS = 5
 
 
@@ -26,18 +27,22 @@ def measure_links(cards: Sequence[Card]) -> LinkFacts:
     if len(cards) < 2 or cards[0].simulated:
         return LinkFacts()
     kind, p2p = _read(cards)
-    collective = make_collective(cards)
-    times = []
-    for size in _SIZES_MIB:
-        buffers = [torch.zeros(size * 2**18, device=card.device) for card in cards]
-        # Bound here: a buffer of the next size must not be seen by this one's clock.
-        times.append((float(size), _best_ms(lambda held=buffers: collective.all_reduce(held), cards)))  # type: ignore[misc]
-    source = torch.zeros(256 * 2**18, device=cards[0].device)
-    target = torch.empty_like(source, device=cards[1].device)
-    copied = _best_ms(lambda: target.copy_(source, non_blocking=True), cards)
-    del source, target, buffers
+    times = tuple((float(size), _all_reduce_ms(cards, size)) for size in _SIZES_MIB)
+    copied = _copy_ms(cards[0], cards[1], _COPY_MIB)
     release(cards)
-    return LinkFacts(kind, p2p, 256 * 2**20 / copied / 1e6, tuple(times), len(cards))
+    return LinkFacts(kind, p2p, _COPY_MIB * 2**20 / copied / 1e6, times, len(cards))
+
+
+def _all_reduce_ms(cards: Sequence[Card], mib: int) -> float:
+    collective = make_collective(cards)
+    buffers = [torch.zeros(mib * 2**18, device=card.device) for card in cards]
+    return _best_ms(lambda: collective.all_reduce(buffers), cards)
+
+
+def _copy_ms(one: Card, other: Card, mib: int) -> float:
+    source = torch.zeros(mib * 2**18, device=one.device)
+    target = torch.empty_like(source, device=other.device)
+    return _best_ms(lambda: target.copy_(source, non_blocking=True), [one, other])
 
 
 def card_speeds(cards: Sequence[Card]) -> list[float]:

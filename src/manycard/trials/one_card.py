@@ -101,7 +101,7 @@ def _kind(
 
 
 def _try(subject: Subject, card: Card, candidate: Candidate, size: int, timing: Timing, say: Said) -> Measured:
-    say(f"{candidate.name} on one card, {size} samples")
+    say(f"measuring {candidate.name} on one card, {size} samples")
     return run_candidate(subject, candidate, [card], timing, batch=subject.part(size))
 
 
