@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from manycard.cards import Card
 from manycard.data import Feed, GlobalLoader
 from manycard.errors import CheckpointError
+from manycard.parallel.auto import PlannedStep, first_strategy
 from manycard.parallel.evaluation import evaluate
 from manycard.parallel.run_state import load_run, save_run
 from manycard.parallel.settings import (
@@ -48,7 +49,8 @@ class Parallel:
 
     Args:
         strategy: ``single``, ``dp`` (all cards from this process), ``torch_dp`` (``nn.DataParallel``, to compare
-            with) or ``ddp`` (one process a card; start the script with ``manycard run``).
+            with), ``ddp`` (one process a card; start the script with ``manycard run``), or ``auto``: the first train
+            step measures briefly and says what it took.
         cards: ``all``, ``auto`` (free ones), ``auto:N``, a count, a list of torch's indices (``"0,2"`` or
             ``[0, 2]``), or ``cpu:N`` for N simulated cards.
         precision: ``default`` (PyTorch's flags as they are), ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
@@ -85,6 +87,7 @@ class Parallel:
         ddp_options: Mapping[str, Any] | None = None,
     ) -> None:
         strategy = str(overridden("MANYCARD_STRATEGY", "strategy", strategy))
+        strategy, self._planned = first_strategy(strategy)
         find_strategy(strategy)
         self.precision = make_precision(str(overridden("MANYCARD_PRECISION", "precision", precision)))
         self.accumulate = whole_number("accumulate", accumulate, fix="leave it out for an update in every step")
@@ -217,7 +220,8 @@ class Parallel:
             check_parameters(each, self.strategy.unwrap(model))
         check_scheduler(scheduler)
         settings = TrainStepSettings(self.accumulate, clip_norm, check_loss, check_graphs(graphs))
-        step = TrainStep(self.strategy, loss_fn, model, optimizers, scheduler, settings)
+        kind = PlannedStep if self._planned else TrainStep
+        step = kind(self.strategy, loss_fn, model, optimizers, scheduler, settings)
         self._steps.add(step)
         return step
 

@@ -130,6 +130,8 @@ class Facts:
     """Samples a second that the loader can give; None where it isn't known or holds nothing back."""
     simulated: bool = False
     """Whether the CPU plays the cards, so that speed says nothing."""
+    one_process: bool = False
+    """Whether whoever asks is a running process, which can't become ranks."""
     built: tuple[str, ...] = ("single", "dp", "torch_dp", "ddp")
     """Strategies that there are."""
     unmeasured: tuple[str, ...] = ()

@@ -191,6 +191,9 @@ def how_is_it_written(state: State) -> Fork | None:
         "ranks": ("ranks", "it starts or expects ranks"),
     }
     taken, number = words[facts.written]
+    if facts.one_process:
+        number += ", in a process that runs already"
+        state.keep(lambda c: not c.ranks, "a process that runs already can't become ranks; manycard run starts them")
     if taken == "notebook" and state.keep(lambda c: not c.ranks, "a notebook has one process"):
         state.reasons.append("a notebook has one process")
     if taken == "ranks" and state.keep(

@@ -89,7 +89,7 @@ def plan_script(
         result = folder / "result.json"
         if not result.exists():
             raise ManycardError(
-                f"{request.script.name} ended (status {code}) before a training step was seen; it wrote:\n{said}",
+                f"{request.script.name} ended (status {code}) before a training step was seen\nit wrote: {said or 'nothing'}",
                 fix="see that it trains under python first",
             )
         found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))

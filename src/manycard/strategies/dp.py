@@ -59,6 +59,15 @@ class DataParallelStrategy(Strategy):
     def unwrap(self, model: nn.Module) -> nn.Module:
         return model.module if isinstance(model, DataParallel) else model
 
+    def narrow(self, model: nn.Module, cards: int) -> None:
+        """Run on the first `cards` cards from now on: before the first step, which makes replicas and mirrors."""
+        assert isinstance(model, DataParallel), "setup gives a DataParallel"
+        self.cards = self.cards[:cards]
+        self.generators = CardGenerators(self.cards)
+        for each in self._models:
+            each.use_cards(self.cards)
+            each.engine.share_generators(self.generators)
+
     # ---- the step ------------------------------------------------------------------------------------------
 
     def start_group(self, model: nn.Module) -> None:
