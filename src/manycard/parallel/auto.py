@@ -71,7 +71,7 @@ class PlannedStep(TrainStep):
             type(strategy.unwrap(self._model)).__name__,
             strategy.unwrap(self._model),
             tuple(self._optimizers),
-            self._loss_fn,
+            self._given_loss,
             batch,
             strategy.precision.name,
             self._settings.clip_norm,
@@ -96,6 +96,7 @@ class PlannedStep(TrainStep):
         """Narrow the run to what the plan chose."""
         if choice.cards < len(strategy.cards):
             strategy.narrow(self._model, choice.cards)
+            self._in_parts = self._make_parts()
         mode = self._settings.graphs
         if mode == "auto" and not choice.graphs and choice.strategy == "dp" and not strategy.cards[0].simulated:
             mode = "off"

@@ -27,6 +27,7 @@ from manycard.parallel.auto import PlannedStep, first_strategy
 from manycard.parallel.evaluation import evaluate
 from manycard.parallel.run_state import load_run, save_run
 from manycard.parallel.settings import (
+    batch_settings,
     check_clip_norm,
     check_graphs,
     check_scheduler,
@@ -34,7 +35,6 @@ from manycard.parallel.settings import (
     compile_settings,
     overridden,
     seed_all,
-    whole_number,
 )
 from manycard.precision import make_precision
 from manycard.strategies import Strategy, StrategyOptions, find_strategy, make_strategy
@@ -54,7 +54,11 @@ class Parallel:
         cards: ``all``, ``auto`` (free ones), ``auto:N``, a count, a list of torch's indices (``"0,2"`` or
             ``[0, 2]``), or ``cpu:N`` for N simulated cards.
         precision: ``default`` (PyTorch's flags as they are), ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
-        accumulate: calls of a train step for one update.
+        accumulate: calls of a train step for one update; ``"auto"`` for one call that computes its batch in as many
+            parts as memory asks for, which is ``per_card_batch="auto"``.
+        per_card_batch: the most samples that a card computes at once: a batch is cut into parts, whose gradients add
+            up to the whole one's. ``"auto"`` finds the largest number that fits, and halves it when a later batch
+            runs out of memory.
         seed: seeds ``random``, NumPy and PyTorch, and orders the data; None leaves the script's seeds.
         sync_batchnorm: BatchNorm statistics over the whole global batch.
         compile: compile each card's module with ``torch.compile``: True, or a dict of its arguments.
@@ -80,7 +84,8 @@ class Parallel:
         *,
         cards: str | int | Sequence[int] = "all",
         precision: str = "default",
-        accumulate: int = 1,
+        accumulate: int | str = 1,
+        per_card_batch: int | str | None = None,
         seed: int | None = None,
         sync_batchnorm: bool = False,
         compile: bool | Mapping[str, Any] = False,
@@ -90,7 +95,9 @@ class Parallel:
         strategy, self._planned = first_strategy(strategy)
         find_strategy(strategy)
         self.precision = make_precision(str(overridden("MANYCARD_PRECISION", "precision", precision)))
-        self.accumulate = whole_number("accumulate", accumulate, fix="leave it out for an update in every step")
+        self.accumulate, self._per_card_batch = batch_settings(
+            accumulate, per_card_batch, sync_batchnorm=sync_batchnorm
+        )
         options = StrategyOptions(
             sync_batchnorm=sync_batchnorm, compile=compile_settings(compile), ddp=dict(ddp_options or {})
         )
@@ -219,7 +226,7 @@ class Parallel:
         for each in optimizers:
             check_parameters(each, self.strategy.unwrap(model))
         check_scheduler(scheduler)
-        settings = TrainStepSettings(self.accumulate, clip_norm, check_loss, check_graphs(graphs))
+        settings = TrainStepSettings(self.accumulate, clip_norm, check_loss, self._per_card_batch, check_graphs(graphs))
         kind = PlannedStep if self._planned else TrainStep
         step = kind(self.strategy, loss_fn, model, optimizers, scheduler, settings)
         self._steps.add(step)

@@ -88,10 +88,9 @@ def plan_script(
         code, said = _run(folder, _environment(orders), say)
         result = folder / "result.json"
         if not result.exists():
-            raise ManycardError(
-                f"{request.script.name} ended (status {code}) before a training step was seen\nit wrote: {said or 'nothing'}",
-                fix="see that it trains under python first",
-            )
+            ended = f"{request.script.name} ended (status {code}) before a training step was seen"
+            wrote = f"it wrote: {said or 'nothing'}"
+            raise ManycardError(f"{ended}\n{wrote}", fix="see that it trains under python first")
         found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     if found["error"]:
         raise ManycardError(f"{request.script.name} couldn't be measured: {found['error']}")

@@ -102,7 +102,7 @@ class _Watch:
             type(strategy.unwrap(step._model)).__name__,
             strategy.unwrap(step._model),
             tuple(step._optimizers),
-            step._loss_fn,
+            step._given_loss,
             batch,
             strategy.precision.name,
             step._settings.clip_norm,

@@ -20,7 +20,7 @@ from manycard.engine.batch import count_samples, map_tensors, tensors_in
 from manycard.engine.loss import read_loss
 from manycard.planner.card_models import Operator
 
-__all__ = ["Counted", "count_step", "largest_part_mib", "state_ratio", "tensors_mib"]
+__all__ = ["Counted", "count_step", "largest_part_mib", "tensors_mib"]
 
 _MIB = 2**20
 
@@ -123,20 +123,3 @@ def largest_part_mib(module: nn.Module) -> float:
     lists = [part for part in module.modules() if isinstance(part, nn.ModuleList | nn.Sequential) and len(part) > 1]
     parts = [block for each in lists for block in each] or list(module.children()) or [module]
     return max(sum(p.nbytes for p in part.parameters()) / _MIB for part in parts)
-
-
-def state_ratio(optimizer: torch.optim.Optimizer) -> float:
-    """Bytes of state that the optimizer keeps for each byte of parameters, tried on one small parameter.
-
-    Adam has 2, SGD with momentum 1. One that can't be tried so counts as 2, which errs on the safe side.
-    """
-    parameter = nn.Parameter(torch.zeros(16, 16))
-    first = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
-    parameter.grad = torch.ones_like(parameter)
-    try:
-        made = type(optimizer)([{**first, "params": [parameter]}], **optimizer.defaults)
-        made.step()
-    except Exception:
-        return 2.0
-    held = [t for t in tensors_in(list(made.state[parameter].values())) if t.numel() > 1]
-    return sum(tensor.nbytes for tensor in held) / parameter.nbytes

@@ -12,8 +12,9 @@ from manycard.engine.batch import map_tensors
 from manycard.planner import CardFacts, Facts, ModelFacts, StepFacts, StepPoint
 from manycard.planner.card_models import derived_ms, parse_cards_model
 from manycard.strategies import STRATEGIES
+from manycard.strategies.card_memory import state_ratio
 from manycard.trials.confirm import Timing
-from manycard.trials.estimate import Counted, count_step, largest_part_mib, state_ratio, tensors_mib
+from manycard.trials.estimate import Counted, count_step, largest_part_mib, tensors_mib
 from manycard.trials.links import card_speeds, measure_links
 from manycard.trials.one_card import measure_one_card
 from manycard.trials.subject import Subject, preserving_draws
