@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,8 @@ def reference(loss_fn: Callable[..., Any], batches: list[Any], accumulate: int =
     for place in range(0, len(batches), accumulate):
         group = batches[place : place + accumulate]
         found = [loss_fn(model, batch) for batch in group]
-        sums = [(loss * len(b[0]), len(b[0])) if isinstance(loss, Tensor) else loss for loss, b in zip(found, group)]
+        pairs = zip(found, group, strict=True)
+        sums = [(loss * len(b[0]), len(b[0])) if isinstance(loss, Tensor) else loss for loss, b in pairs]
         optimizer.zero_grad()
         (sum(total for total, _ in sums) / sum(count for _, count in sums)).backward()
         optimizer.step()
@@ -308,11 +308,5 @@ def test_two_peaks_promise_what_a_third_confirms() -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_memory_of_the_users(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_memory_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MANYCARD_SIMULATED_MEMORY", raising=False)
-    yield
-
-
-def test_a_copy_is_not_needed_by_these_tests() -> None:
-    """The models of two runs begin equal, or nothing above would show anything."""
-    assert_same(make_model(), copy.deepcopy(make_model()))

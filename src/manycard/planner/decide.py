@@ -4,7 +4,8 @@ Behaviour:
     * Every candidate gets a row, whether it can be used or not; those that can't say why.
     * Forks (`manycard.planner.forks`) strike candidates out, in order. Of those that are left the fastest wins;
       within 3 %, which is the noise of a good trial, the simplest does.
-    * A measured time replaces a predicted one. A candidate whose trial failed is out, with the trial's words.
+    * A measured time replaces a predicted one, and predictions that no trial has looked at are moved by as much as
+      trials were off. A candidate whose trial failed is out, with the trial's words.
     * A strategy that this manycard doesn't have is predicted and never chosen while another is left.
     * `worth_a_trial` names the candidates that could still win.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from statistics import median
 
 from manycard.planner.candidates import Candidate, candidates
 from manycard.planner.facts import Facts
@@ -76,10 +78,11 @@ def worth_a_trial(facts: Facts, most: int = 5, within: float = 1.35) -> list[Can
 def _start(facts: Facts, measured: Mapping[Candidate, Measured]) -> State:
     """A row for every candidate, and those struck out that can't be used whatever the forks say."""
     state = State(facts)
+    off = _off_by(facts, measured)
     for plain in candidates(facts):
         fitting = in_parts_that_fit(facts, plain)
         candidate = fitting or plain
-        row = _predict(facts, candidate, measured.get(candidate))
+        row = _predict(facts, candidate, measured.get(candidate), off)
         state.rows[candidate] = row
         found = measured.get(candidate)
         if found is not None and found.error:
@@ -91,14 +94,24 @@ def _start(facts: Facts, measured: Mapping[Candidate, Measured]) -> State:
     return state
 
 
-def _predict(facts: Facts, candidate: Candidate, found: Measured | None) -> Prediction:
+def _off_by(facts: Facts, measured: Mapping[Candidate, Measured]) -> float:
+    """How far trials were from their predictions, as a factor: what wasn't tried is taken to be off by as much."""
+    ratios = []
+    for candidate, found in measured.items():
+        parts = step_parts(facts, candidate)
+        if found.step_ms is not None and parts is not None and parts.step_ms > 0:
+            ratios.append(found.step_ms / parts.step_ms)
+    return median(ratios) if ratios else 1.0
+
+
+def _predict(facts: Facts, candidate: Candidate, found: Measured | None, off: float) -> Prediction:
     parts = step_parts(facts, candidate)
     # One simulated card is the CPU itself, and can be timed; several share it.
     unknown = facts.simulated and candidate.cards > 1
     predicted = None if parts is None or unknown else parts.paced_ms
     memory = memory_mib(facts, candidate)
     found = found or _already_measured(facts, candidate)
-    ms = found.step_ms if found is not None and found.step_ms is not None else predicted
+    ms = found.step_ms if found is not None and found.step_ms is not None else predicted and off * predicted
     if ms is not None and parts is not None:
         ms = max(ms, parts.input_ms)
     return Prediction(

@@ -68,16 +68,16 @@ class _Watch:
     @contextlib.contextmanager
     def watching(self) -> Any:
         """Watch train steps, calls of modules, optimizers and loaders."""
-        original = TrainStep.__call__
-        TrainStep.__call__ = lambda step, batch: self._train_step(original, step, batch)  # type: ignore[method-assign]
-        loading = torch.utils.data.dataloader._BaseDataLoaderIter
-        load: Any = loading.__next__
+        step_kind: Any = TrainStep
+        loading: Any = torch.utils.data.dataloader._BaseDataLoaderIter
+        original, load = step_kind.__call__, loading.__next__
 
         def load_next(iterator: Any) -> Any:
             self._iterator = iterator
             return load(iterator)
 
-        loading.__next__ = load_next  # type: ignore[method-assign]
+        step_kind.__call__ = lambda step, batch: self._train_step(original, step, batch)
+        loading.__next__ = load_next
         hook = register_optimizer_step_pre_hook(self._note_update)
         try:
             with Interception(self._call):
@@ -85,7 +85,7 @@ class _Watch:
         finally:
             hook.remove()
             loading.__next__ = load
-            TrainStep.__call__ = original  # type: ignore[method-assign]
+            step_kind.__call__ = original
 
     def _note_update(self, optimizer: Optimizer, *_: Any) -> None:
         self._optimizers[id(optimizer)] = optimizer

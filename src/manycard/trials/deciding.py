@@ -37,13 +37,17 @@ def decide(
         say: told what is being tried.
     """
     measured: dict[Candidate, Measured] = {}
-    start, left = time.monotonic(), most
-    for candidate in worth_a_trial(facts, most=most):
-        if not left or time.monotonic() - start > seconds:
-            break
+    start, untried = time.monotonic(), worth_a_trial(facts, most=most)
+    seen: set[Candidate] = set()
+    while untried and len(measured) < most and time.monotonic() - start <= seconds:
+        candidate = untried.pop(0)
+        seen.add(candidate)
         say(f"trying {candidate.name} on {candidate.cards} card{'s' if candidate.cards > 1 else ''}")
         found = run(candidate)
         if found is not None:
             measured[candidate] = found
-            left -= 1
+        # When those that promised most have disappointed, one that wasn't worth a trial may lead.
+        if not untried and not (facts.simulated or facts.step.stated):
+            leading = make_plan(facts, measured).choice
+            untried = [leading] if leading not in seen and leading.strategy in facts.built else []
     return make_plan(facts, measured)

@@ -38,11 +38,11 @@ class Counted:
     """In the batch that was counted."""
 
 
-class _Counting(TorchDispatchMode):
+class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the work of every operator that computes something."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operators: list[Operator] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -75,7 +75,7 @@ def count_step(loss_fn: Callable[[Any, Any], Any], module: nn.Module, batch: Any
 
 def _on_meta(module: nn.Module) -> nn.Module:
     # Copied without its values: parameters of the copy are made on the meta device from the start.
-    made = {id(t): nn.Parameter(_meta(t), t.requires_grad) for t in module.parameters()}
+    made: dict[int, Tensor] = {id(t): nn.Parameter(_meta(t), t.requires_grad) for t in module.parameters()}
     made |= {id(t): _meta(t) for t in module.buffers()}
     found: nn.Module = copy.deepcopy(module, dict(made))
     return found
