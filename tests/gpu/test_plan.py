@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import manycard as mc
 from manycard.benchmark.trial import TrialSpec, make_subject, run_trial
 from manycard.cards import choose_cards
+from manycard.launch import cards_setting
 from manycard.planner import Candidate, Facts, make_plan
 from manycard.trials.confirm import run_candidate
 from manycard.trials.gather import gather_facts
@@ -131,7 +132,7 @@ def test_parts_that_fit_are_found_and_train_as_the_whole(count: int) -> None:
 
 @pytest.mark.parametrize("count", [count for count in COUNTS if count > 1])
 def test_trials_in_processes_of_their_own(count: int) -> None:
-    spec = TrialSpec("mlp", ",".join(map(str, range(count))), 256 * count, "bf16", seconds=0.5)
+    spec = TrialSpec("mlp", cards_setting(choose_cards(count).cards), 256 * count, "bf16", seconds=0.5)
     found = run_trial(spec)
     assert found["error"] == ""
     plan = make_plan(Facts.from_document(found["facts"]))

@@ -86,14 +86,16 @@ class PlannedStep(TrainStep):
             except (ManycardError, RuntimeError) as error:
                 _say(f"strategy auto: dp on all cards, unmeasured: {str(error).splitlines()[0].rstrip('.')}")
                 return
-            choice, line = self.plan.choice, self.plan.line + _better_with_ranks(self.plan)
+            choice, line = self.plan.choice, self.plan.line + _better_elsewhere(self.plan)
             if not strategy.cards[0].simulated:
                 keep_plan(key, {"choice": vars(choice), "line": line, **self.plan.to_document()})
         _say(f"strategy auto: {line}")
         self._take(strategy, choice)
 
     def _take(self, strategy: DataParallelStrategy, choice: Candidate) -> None:
-        """Narrow the run to what the plan chose."""
+        """Narrow the run to what the plan chose, where one of dp can be narrowed to it."""
+        if choice.strategy not in ("single", "dp"):
+            return
         if choice.cards < len(strategy.cards):
             strategy.narrow(self._model, choice.cards)
             self._in_parts = self._make_parts()
@@ -127,8 +129,10 @@ def make_auto_plan(subject: Subject, cards: Sequence[Card], say: Callable[[str],
     return decide(facts, run, say=say)
 
 
-def _better_with_ranks(plan: Plan) -> str:
-    """A word on ranks, where they are predicted to be clearly faster."""
+def _better_elsewhere(plan: Plan) -> str:
+    """A word on what a run that has begun can't become: shares by speed, or ranks that are predicted to be faster."""
+    if plan.strategy not in ("single", "dp"):
+        return f"; this run goes on as dp on all cards: take Parallel({plan.strategy!r}, ...) for it"
     own = plan.chosen.step_ms
     for row in plan.predictions:
         ranks = row.candidate.strategy == "ddp" and row.step_ms is not None

@@ -74,7 +74,7 @@ def candidates(facts: Facts) -> list[Candidate]:
             found.append(Candidate("dp", count, graphs=True, drop_in=own_loop))
         if facts.step.compiled and not own_loop:
             found.append(Candidate("dp", count, graphs=True, compile=True))
-        if _uneven(facts):
+        if _uneven(facts) and not own_loop:
             speeds = [card.speed for card in facts.cards]
             weights = tuple(speed / sum(speeds) for speed in speeds)
             found.append(Candidate("manual", count, graphs=graphs, weights=weights))

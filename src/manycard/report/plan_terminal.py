@@ -43,20 +43,21 @@ def print_plan(document: Mapping[str, Any], console: Console, *, explain: bool =
 
 
 def plan_tree(document: Mapping[str, Any]) -> Tree:
-    """The forks in order, each under the branch that led to it; branches not taken are dim."""
+    """The forks in order, each under the one before it, with its number and the branch taken; others are dim.
+
+    One level a fork, so that ten of them fit on a narrow terminal.
+    """
     root = Tree(Text("How to train this", style="bold"))
     place = root
     for fork in document["forks"]:
         question = Text(fork["question"] + " ")
         question.append(fork["number"], style="cyan")
-        here = place.add(question)
-        taken = None
+        leads_to = next((b["leads_to"] for b in fork["branches"] if b["answer"] == fork["taken"]), "")
+        question.append(f" → {fork['taken']}: {leads_to}" if leads_to else f" → {fork['taken']}", style="bold green")
+        place = place.add(question)
         for branch in fork["branches"]:
-            if branch["answer"] == fork["taken"]:
-                taken = here.add(Text(f"{branch['answer']}: {branch['leads_to']}", style="bold green"))
-            else:
-                here.add(Text(f"{branch['answer']}: {branch['leads_to']}", style="dim"))
-        place = taken if taken is not None else here
+            if branch["answer"] != fork["taken"]:
+                place.add(Text(f"{branch['answer']}: {branch['leads_to']}", style="dim"))
     place.add(Text(document["line"], style="bold green"))
     return root
 
