@@ -26,19 +26,21 @@ import torch
 
 from manycard.cards import Card
 from manycard.engine.batch import tensors_in
-from manycard.errors import ManycardError
 from manycard.planner import Candidate, CardFacts, Facts, Measured, ModelFacts, Plan, make_plan
 from manycard.planner.cache import keep_plan, kept_plan, plan_key
 from manycard.strategies import STRATEGIES, Strategy
 from manycard.strategies.dp import DataParallelStrategy
 from manycard.strategies.train_step import TrainStep
-from manycard.trials.confirm import run_candidate
+from manycard.trials.confirm import Timing, run_candidate
 from manycard.trials.deciding import decide
 from manycard.trials.gather import gather_facts
 from manycard.trials.subject import Subject
 from manycard.version import __version__
 
-__all__ = ["PlannedStep", "first_strategy"]
+__all__ = ["PlannedStep", "first_strategy", "make_auto_plan"]
+
+_TIMING = Timing(seconds=0.5, steps=10)
+"""Somebody waits for the first step."""
 
 
 def first_strategy(name: str) -> tuple[str, bool]:
@@ -83,8 +85,9 @@ class PlannedStep(TrainStep):
         else:
             try:
                 self.plan = make_auto_plan(subject, strategy.cards, say=_note_on_terminal)
-            except (ManycardError, RuntimeError) as error:
-                _say(f"strategy auto: dp on all cards, unmeasured: {str(error).splitlines()[0].rstrip('.')}")
+            except Exception as error:  # whatever it is, the training itself goes on
+                why = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+                _say(f"strategy auto: dp on all cards, unmeasured: {why}")
                 return
             choice, line = self.plan.choice, self.plan.line + _better_elsewhere(self.plan)
             if not strategy.cards[0].simulated:
@@ -123,9 +126,9 @@ def make_auto_plan(subject: Subject, cards: Sequence[Card], say: Callable[[str],
         return make_plan(facts)
 
     def run(candidate: Candidate) -> Measured | None:
-        return None if candidate.ranks else run_candidate(subject, candidate, cards)
+        return None if candidate.ranks else run_candidate(subject, candidate, cards, _TIMING)
 
-    facts = replace(gather_facts(subject, cards, say=say), one_process=True)
+    facts = replace(gather_facts(subject, cards, timing=_TIMING, say=say), one_process=True)
     return decide(facts, run, say=say)
 
 

@@ -20,9 +20,17 @@ from manycard.cards import Card, in_words, parse_size
 from manycard.engine.batch import tensors_in
 from manycard.engine.threads import current_place
 
-__all__ = ["CardMemory", "SimulatedMemory", "make_card_memory", "state_ratio", "state_to_come"]
+__all__ = ["CardMemory", "SimulatedMemory", "is_out_of_memory", "make_card_memory", "state_ratio", "state_to_come"]
 
 LossFn = Callable[[Any, Any], Any]
+
+
+_SIGNS = ("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a card ran out of memory, in PyTorch's allocator or in a library's own."""
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in _SIGNS)
 
 
 class CardMemory:

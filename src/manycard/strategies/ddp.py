@@ -41,6 +41,7 @@ from manycard.engine.replicas import same_bits
 from manycard.engine.sync_batchnorm import convert_batchnorm, counting_nothing
 from manycard.errors import CardsError, LockstepError, LossError, NeedsRanks
 from manycard.precision import Precision
+from manycard.strategies.card_memory import is_out_of_memory
 from manycard.strategies.peers import Ranks
 from manycard.strategies.process import ProcessStrategy
 from manycard.strategies.rank_model import RankModel
@@ -109,8 +110,8 @@ class DistributedStrategy(ProcessStrategy):
     ) -> MicroBatch:
         try:
             return super().forward_backward(model, loss_fn, batch, unit, ends_group=ends_group, graphs=graphs)
-        except torch.OutOfMemoryError as error:
-            if not self.tells_of_memory or "ranks ran out of memory" in str(error):
+        except RuntimeError as error:
+            if not (self.tells_of_memory and is_out_of_memory(error)) or "ranks ran out of memory" in str(error):
                 raise
         # Outside the handler, whose traceback holds activations. The others wait in the exchange that ends a part.
         self._exchanged(torch.zeros(3, dtype=torch.float64, device=self.device), full=True)

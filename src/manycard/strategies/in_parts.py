@@ -35,7 +35,7 @@ from manycard.data.feed import BatchInfo
 from manycard.engine.batch import count_samples, cut
 from manycard.engine.sizes import shard_sizes
 from manycard.errors import ModelError
-from manycard.strategies.card_memory import CardMemory, state_to_come
+from manycard.strategies.card_memory import CardMemory, is_out_of_memory, state_to_come
 from manycard.strategies.strategy import MicroBatch, Strategy
 
 __all__ = ["InParts", "RunPart"]
@@ -133,7 +133,9 @@ class InParts:
             try:
                 run_part(self._sample(batch, size * self._spread), False)
                 found: list[int] | None = self._memory.peaks()
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
                 found = None
             drop_group()
             self._clean()
@@ -154,8 +156,10 @@ class InParts:
     def _attempt(self, batch: Any, run_part: RunPart, ends_group: bool) -> MicroBatch | None:
         try:
             return self._run_batch(batch, run_part, ends_group)
-        except torch.OutOfMemoryError:
-            return None  # and with it, what its traceback holds
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        return None  # out of the handler, so that nothing holds what its traceback does
 
     def _anew(self, run_part: RunPart) -> MicroBatch | None:
         """Run all batches of the group again: the earlier ones have lost their gradients with it."""

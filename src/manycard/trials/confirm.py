@@ -19,9 +19,8 @@ from torch import nn
 
 from manycard.cards import Card
 from manycard.data import Feed
-from manycard.engine.batch import count_samples, cut, move
+from manycard.engine.batch import count_samples, cut, move, tensors_in
 from manycard.engine.data_parallel import DataParallel
-from manycard.errors import ManycardError
 from manycard.planner import Candidate, Measured
 from manycard.precision import make_precision
 from manycard.strategies import Strategy, StrategyOptions, make_strategy
@@ -30,7 +29,7 @@ from manycard.trials.subject import Subject, preserving_draws
 
 __all__ = ["Timing", "run_candidate", "time_steps"]
 
-_WARM_UP = {False: 4, True: 12}
+_WARM_UP = {False: 4, True: 14}
 """Steps before the clock, eager and with graphs: those are recorded at the second batch of a shape and compared with
 eager steps at replays 1, 2 and 8."""
 
@@ -63,16 +62,17 @@ def run_candidate(
     """
     if candidate.ranks:
         return Measured(error="it needs one process a card, and this is one process")
-    own = cards[: candidate.cards]
+    own, whole = cards[: candidate.cards], subject.batch if batch is None else batch
     with preserving_draws(cards):
         strategy: Strategy | None = None
         try:
+            before = _held_mib(own, whole)
             strategy, step = _make(subject, candidate, own)
-            whole = subject.batch if batch is None else batch
             parts = _parts(move(whole, own[0].device), candidate.accumulate)
-            timing = timing or Timing()
-            return time_steps(lambda: [step(part) for part in parts], own, timing, graphs=candidate.graphs)
-        except (ManycardError, RuntimeError) as error:
+            return time_steps(
+                lambda: [step(part) for part in parts], own, timing or Timing(), graphs=candidate.graphs, held=before
+            )
+        except Exception as error:  # a script's own model and loss may raise anything
             text = str(error).splitlines()[0] if str(error) else type(error).__name__
             found = Measured(error=f"out of memory: {text}" if isinstance(error, torch.OutOfMemoryError) else text)
         finally:
@@ -90,11 +90,13 @@ def time_steps(
     *,
     graphs: bool,
     together: Callable[[], Any] | None = None,
+    held: Sequence[float] = (),
 ) -> Measured:
     """Run `step` until it is settled, then time it.
 
     Args:
         together: waits for the other ranks, where there are any. All then time the same number of steps.
+        held: MiB on each card that are not the trial's own: what a run holds that is being planned.
     """
     for _ in range(_WARM_UP[graphs] if timing.warm_up is None else timing.warm_up):
         step()
@@ -110,7 +112,7 @@ def time_steps(
     for _ in range(steps):
         step()
     wait(cards)
-    return Measured(1e3 * (time.perf_counter() - start) / steps, _peak_mib(cards, graphs=graphs))
+    return Measured(1e3 * (time.perf_counter() - start) / steps, _peak_mib(cards, held, graphs=graphs))
 
 
 def _timed(step: Callable[[], Any], cards: Sequence[Card]) -> float:
@@ -134,10 +136,19 @@ def release(cards: Sequence[Card]) -> None:
         torch.cuda.empty_cache()
 
 
-def _peak_mib(cards: Sequence[Card], *, graphs: bool) -> float | None:
+def _held_mib(cards: Sequence[Card], batch: Any) -> list[float]:
+    """What each card holds before a trial, without the batch, which is the trial's."""
+    if cards[0].simulated:
+        return []
+    own = [sum(t.nbytes for t in tensors_in(batch) if t.device == card.device) for card in cards]
+    return [(torch.cuda.memory_allocated(card.device) - size) / 2**20 for card, size in zip(cards, own, strict=True)]
+
+
+def _peak_mib(cards: Sequence[Card], held: Sequence[float], *, graphs: bool) -> float | None:
     # Graphs keep their memory in pools, which count as reserved and not as allocated.
     read = torch.cuda.max_memory_reserved if graphs else torch.cuda.max_memory_allocated
-    return max((read(card.device) / 2**20 for card in cards if not card.simulated), default=None)
+    peaks = [read(card.device) / 2**20 for card in cards if not card.simulated]
+    return max((peak - other for peak, other in zip(peaks, held or [0.0] * len(peaks), strict=True)), default=None)
 
 
 def _parts(batch: Any, count: int) -> list[Any]:

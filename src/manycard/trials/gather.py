@@ -48,7 +48,7 @@ def gather_facts(
         model = _model_facts(subject, counted)
         if counted is not None:
             step = replace(step, launches=len(counted.operators))
-        if simulated and counted is not None:
+        if counted is not None and (simulated or not step.eager):
             step = _with_estimated_memory(step, model, counted, subject)
         if len(cards) > 1 and not simulated:
             say("measuring the links between the cards")
@@ -146,10 +146,11 @@ def _model_facts(subject: Subject, counted: Counted | None) -> ModelFacts:
 
 
 def _with_estimated_memory(step: StepFacts, model: ModelFacts, counted: Counted, subject: Subject) -> StepFacts:
-    """Memory of a step on a card, counted, where the CPU plays the card and its peak can't be read."""
+    """Memory of a step on a card, counted: where the CPU plays the card, or where not even one sample fits."""
     fixed = model.parameters_mib + model.gradients_mib + model.state_mib
     each = _activation_share(subject) * counted.activations_mib / counted.samples + model.input_mib
-    points = tuple(replace(point, peak_mib=fixed + each * point.samples) for point in step.eager)
+    known = step.eager or (StepPoint(1, None), StepPoint(2, None))
+    points = tuple(replace(point, peak_mib=fixed + each * point.samples) for point in known)
     return replace(step, eager=points)
 
 

@@ -51,7 +51,7 @@ def card_speeds(cards: Sequence[Card]) -> list[float]:
         return [1.0 for _ in cards]
     times = []
     for card in cards:
-        one = torch.ones(4096, 4096, device=card.device, dtype=torch.bfloat16)
+        one = torch.ones(4096, 4096, device=card.device)
 
         def multiply(matrix: torch.Tensor = one) -> None:
             for _ in range(10):

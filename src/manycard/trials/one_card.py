@@ -16,8 +16,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from manycard.cards import Card
 from manycard.data import Feed
 from manycard.errors import ManycardError
@@ -126,5 +124,4 @@ def _host_ms(subject: Subject, card: Card, points: list[StepPoint]) -> float | N
         strategy.close()
         del step, model, module, optimizers
         release([card])
-    assert torch.cuda.is_available(), "real cards only"
     return statistics.median(times[3:])
