@@ -40,8 +40,10 @@ from manycard.trials.confirm import Timing, run_candidate, time_steps
 from manycard.trials.gather import gather_facts
 from manycard.trials.subject import Subject
 
-__all__ = ["TrialSpec", "make_subject", "run_trial"]
+__all__ = ["TrialSpec", "make_subject", "plannable", "run_trial"]
 
+PATIENCE = 600.0
+"""Seconds without any word of a trial after which it is ended: compiling takes minutes, a broken link for ever."""
 _SETTINGS = ("MANYCARD_STRATEGY", "MANYCARD_CARDS", "MANYCARD_PRECISION")
 
 
@@ -64,6 +66,20 @@ class TrialSpec:
     """As `Timing.seconds`."""
 
 
+def plannable(name: str) -> type[SyntheticWorkload]:
+    """The workload called `name`, whose batches are drawn.
+
+    Raises:
+        SettingError: there is none, or it has real data.
+    """
+    kind = find_workload(name)
+    if not issubclass(kind, SyntheticWorkload):
+        raise SettingError(
+            "--workload", name, "it is measured in epochs of real data", fix="plan one with drawn batches, such as mlp"
+        )
+    return kind
+
+
 def make_subject(spec: TrialSpec, *, on_meta: bool = False) -> Subject:
     """The workload as something to try.
 
@@ -73,13 +89,9 @@ def make_subject(spec: TrialSpec, *, on_meta: bool = False) -> Subject:
     Raises:
         SettingError: the workload isn't one of drawn batches.
     """
-    kind = find_workload(spec.workload)
+    kind = plannable(spec.workload)
     kind.check_available()
     workload = kind(small=spec.small)
-    if not isinstance(workload, SyntheticWorkload):
-        raise SettingError(
-            "--workload", spec.workload, "it is measured in epochs of real data", fix="plan one with drawn batches"
-        )
     torch.manual_seed(0)
     with torch.device("meta" if on_meta else "cpu"):
         module: nn.Module = workload.make_model()
@@ -109,6 +121,8 @@ def run_trial(spec: TrialSpec, say: Callable[[str], None] = lambda _: None) -> d
                 start_new_session=True,
             )
             code = _wait_for(process, folder / "progress", say)
+        if code is None:
+            return {"error": f"nothing came of it in {PATIENCE:.0f} s: a link may hang, which manycard doctor looks at"}
         result = folder / "result.json"
         if result.exists():
             found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
@@ -116,15 +130,20 @@ def run_trial(spec: TrialSpec, say: Callable[[str], None] = lambda _: None) -> d
         return {"error": describe_exit(code, (folder / "log").read_text(encoding="utf-8", errors="replace")[-20_000:])}
 
 
-def _wait_for(process: subprocess.Popen[bytes], progress: Path, say: Callable[[str], None]) -> int:
-    said = 0
+def _wait_for(process: subprocess.Popen[bytes], progress: Path, say: Callable[[str], None]) -> int | None:
+    """Its exit status; None where it had to be ended."""
+    said, last = 0, time.monotonic()
     try:
         while True:
             code = process.poll()
             lines = progress.read_text(encoding="utf-8").splitlines() if progress.exists() else []
             for line in lines[said:]:
                 say(line)
+                last = time.monotonic()
             said = len(lines)
+            if code is None and time.monotonic() - last > PATIENCE:
+                end_family(process)
+                return None
             if code is not None:
                 return code
             time.sleep(0.1)

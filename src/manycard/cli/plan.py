@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 
 from manycard.benchmark import WORKLOADS
-from manycard.benchmark.trial import TrialSpec, make_subject, run_trial
+from manycard.benchmark.trial import TrialSpec, make_subject, plannable, run_trial
 from manycard.benchmark.workloads import find_workload
 from manycard.cards import choose_cards
 from manycard.cli.options import CardsOption, JsonOption, PrecisionOption, print_json, say
@@ -172,7 +172,7 @@ def _check(
         if batch is not None:
             raise SettingError("--batch", batch, "a script has its own batch", fix="change it in the script")
     if workload is not None:
-        find_workload(workload)
+        plannable(workload).check_available()
     for option, value, least in (("--batch", batch, 1), ("--trials", trials, 0), ("--nodes", nodes, 1)):
         if value is not None and value < least:
             raise SettingError(option, value, f"it must be at least {least}", fix="give a larger whole number")

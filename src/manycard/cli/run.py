@@ -229,9 +229,13 @@ def _planned(request: _Request) -> _Request:
     """The request with what a plan of its script says in place of ``auto``."""
     os.environ.pop("MANYCARD_STRATEGY", None)
     found = plan_run(ScriptPlanRequest(request.script, request.cards or "all", request.precision), say)
-    # A script on ranks has no CUDA graphs of calls.
-    graphs = request.graphs or (found.graphs and found.strategy == "dp")
-    return replace(request, strategy=found.strategy, cards=found.cards or request.cards, graphs=graphs)
+    planned = replace(request, strategy=None)
+    if found.strategy in STRATEGIES and STRATEGIES[found.strategy].ranks:
+        # Ranks have neither CUDA graphs of calls nor another loader than the script's.
+        planned = replace(planned, graphs=False, loader=None)
+    elif found.graphs and found.strategy == "dp":
+        planned = replace(planned, graphs=True)
+    return replace(planned, strategy=found.strategy, cards=found.cards or request.cards)
 
 
 def _choose(spec: str) -> tuple[Card, ...]:

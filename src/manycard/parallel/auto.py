@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,6 +40,8 @@ from manycard.version import __version__
 
 __all__ = ["PlannedStep", "first_strategy", "make_auto_plan"]
 
+_choices: weakref.WeakKeyDictionary[Strategy, Candidate] = weakref.WeakKeyDictionary()
+"""What each run's first step has chosen, for the steps of its other models."""
 _TIMING = Timing(seconds=0.5, steps=10)
 """Somebody waits for the first step."""
 
@@ -69,6 +72,9 @@ class PlannedStep(TrainStep):
     def _decide(self, batch: Any) -> None:
         strategy = self._strategy
         assert isinstance(strategy, DataParallelStrategy), "auto begins with dp"
+        if strategy in _choices:  # by another model's step: all models of a run are on the same cards
+            self._take(strategy, _choices[strategy])
+            return
         subject = Subject(
             type(strategy.unwrap(self._model)).__name__,
             strategy.unwrap(self._model),
@@ -93,6 +99,7 @@ class PlannedStep(TrainStep):
             if not strategy.cards[0].simulated:
                 keep_plan(key, {"choice": vars(choice), "line": line, **self.plan.to_document()})
         _say(f"strategy auto: {line}")
+        _choices[strategy] = choice
         self._take(strategy, choice)
 
     def _take(self, strategy: DataParallelStrategy, choice: Candidate) -> None:
@@ -101,7 +108,8 @@ class PlannedStep(TrainStep):
             return
         if choice.cards < len(strategy.cards):
             strategy.narrow(self._model, choice.cards)
-            self._in_parts = self._make_parts()
+        # Both were made for all cards.
+        self._in_parts = self._make_parts()
         mode = self._settings.graphs
         if mode == "auto" and not choice.graphs and choice.strategy == "dp" and not strategy.cards[0].simulated:
             mode = "off"

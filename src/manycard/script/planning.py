@@ -34,6 +34,8 @@ from manycard.version import __version__
 
 __all__ = ["ScriptPlanRequest", "notebook_code", "plan_script", "script_key"]
 
+_PATIENCE = 900.0
+"""Seconds without any word of a script after which it is ended: it may load for minutes, and a broken link hangs."""
 _TAIL = 3_000
 """Characters of a script's output that are shown when it fails."""
 
@@ -175,10 +177,12 @@ def _run(folder: Path, environment: dict[str, str], say: Callable[[str], None]) 
             start_new_session=True,
         )
         try:
-            while process.poll() is None:
+            last = time.monotonic()
+            while process.poll() is None and time.monotonic() - last < _PATIENCE:
                 lines = progress.read_text(encoding="utf-8").splitlines() if progress.exists() else []
                 for line in lines[told:]:
                     say(line)
+                    last = time.monotonic()
                 told = len(lines)
                 time.sleep(0.1)
         finally:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from manycard.cli import main
-from manycard.script.planning import notebook_code
+from manycard.launch import Script
+from manycard.script.planning import ScriptPlanRequest, _runnable, notebook_code
 
 LOOP = """
 import torch
@@ -74,7 +75,7 @@ def test_a_script_is_planned_from_its_first_steps(
     assert document["strategy"] == ("ddp" if written == "ranks" else "dp")
 
 
-def test_a_notebook_is_planned_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_notebook_is_planned_as_one(tmp_path: Path) -> None:
     cells = [
         {"cell_type": "markdown", "source": ["# title"]},
         {"cell_type": "code", "source": ["%matplotlib inline\n", "!pip list\n", "first = 1"]},
@@ -83,9 +84,10 @@ def test_a_notebook_is_planned_as_one(tmp_path: Path, capsys: pytest.CaptureFixt
     path = tmp_path / "train.ipynb"
     path.write_text(json.dumps({"cells": cells, "nbformat": 4}))
     assert notebook_code(path).startswith("\n\nfirst = 1\n")
-    status, document = _plan(capsys, "--cards", "cpu:2", str(path))
-    assert status == 0
-    assert document["facts"]["written"] == "notebook"  # type: ignore[index]
+    script, written = _runnable(ScriptPlanRequest(Script(str(path), ("--lr", "1"))), tmp_path)
+    assert written == "notebook"
+    assert script.arguments == ("--lr", "1")
+    assert LOOP.strip() in Path(script.name).read_text()
 
 
 def test_a_workload_on_simulated_cards_says_what_it_could_not_measure(
@@ -122,6 +124,7 @@ def test_cards_that_are_not_here_are_predicted(capsys: pytest.CaptureFixture[str
         (["nowhere.py"], "there is no such file"),
         (["nowhere.ipynb"], "it is no notebook"),
         (["--workload", "nothing"], "nothing"),
+        (["--workload", "digits"], "it is measured in epochs of real data"),
         (["--workload", "mlp", "--cards-model", "8xH999"], "no figures for 'H999'"),
         (["--workload", "mlp", "--nodes", "2"], "this machine alone can be measured"),
         (["--workload", "mlp", "--cards-model", "H100", "--cards", "cpu:2"], "--cards-model names the cards"),

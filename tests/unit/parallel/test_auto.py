@@ -91,6 +91,25 @@ def test_a_module_that_cannot_be_tried_trains_with_dp(
     assert "dp on all cards, unmeasured: one step on one card failed: it holds a socket" in capsys.readouterr().err
 
 
+def test_all_models_of_a_run_are_on_the_cards_that_the_first_step_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = iter([make_plan(tiny())])  # a second plan would fail
+    monkeypatch.setattr(auto, "make_auto_plan", lambda *_, **__: next(plans))
+
+    def train_two(strategy: str, cards: str) -> list[float]:
+        torch.manual_seed(0)
+        models = [nn.Linear(8, 2), nn.Linear(8, 2)]
+        parallel = mc.Parallel(strategy, cards=cards, seed=1)
+        steps = []
+        for model in models:
+            spread, optimizer = parallel.setup(model, torch.optim.Adam(model.parameters(), lr=0.05))
+            steps.append(parallel.train_step(loss_fn, spread, optimizer))
+        losses = [step((X, Y)).item() for _ in range(3) for step in steps]
+        parallel.close()
+        return losses
+
+    assert train_two("auto", "cpu:2") == train_two("dp", "cpu:1")
+
+
 def test_in_a_rank_it_is_ddp(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
