@@ -7,10 +7,11 @@ all cards and what a loss makes of them (drop-in); a sharded one takes away what
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from manycard.planner.candidates import Candidate
-from manycard.planner.facts import Facts
+from manycard.planner.facts import Facts, StepPoint
 from manycard.planner.step_time import shard_of
 
 __all__ = ["MARGIN", "capacity_mib", "fixed_mib", "in_parts_that_fit", "memory_mib"]
@@ -35,8 +36,12 @@ def capacity_mib(facts: Facts) -> float | None:
 def memory_mib(facts: Facts, candidate: Candidate) -> float | None:
     """The peak of the fullest card; None where one card's peak isn't known."""
     micro = shard_of(facts, candidate)
-    own = _peak(facts, micro)
-    return None if own is None else own + _added(facts, candidate, micro)
+    own = _graphed_points(facts, candidate)
+    line = _line(facts, own or facts.step.eager)
+    if line is None:
+        return None
+    added = _arriving(facts, candidate, micro) if own else _added(facts, candidate, micro)
+    return line[0] + line[1] * micro + added
 
 
 def in_parts_that_fit(facts: Facts, candidate: Candidate) -> Candidate | None:
@@ -55,6 +60,7 @@ def in_parts_that_fit(facts: Facts, candidate: Candidate) -> Candidate | None:
 
 
 def _added(facts: Facts, candidate: Candidate, micro: int) -> float:
+    """What a candidate holds over one card's plain step."""
     model, others = facts.model, candidate.cards - 1
     if candidate.strategy == "fsdp":
         return -fixed_mib(facts) * others / candidate.cards + 2 * model.largest_part_mib
@@ -62,23 +68,29 @@ def _added(facts: Facts, candidate: Candidate, micro: int) -> float:
         return model.gradients_mib
     if candidate.strategy == "single":
         return 0.0
-    # The whole global batch arrives on the primary, beside its own shard.
-    batch = others * candidate.accumulate * micro * model.input_mib
+    arriving = _arriving(facts, candidate, micro)
     if candidate.drop_in:
         outputs = micro * model.output_mib
-        return batch + candidate.cards * outputs + others * _LOSS_COPIES * outputs
+        return arriving + candidate.cards * outputs + others * _LOSS_COPIES * outputs
     static = micro * model.input_mib if candidate.graphs else 0.0
-    return model.gradients_mib + batch + static
+    return model.gradients_mib + arriving + static
 
 
-def _peak(facts: Facts, samples: int) -> float | None:
-    line = _line(facts)
-    return None if line is None else line[0] + line[1] * samples
+def _arriving(facts: Facts, candidate: Candidate, micro: int) -> float:
+    """The other cards' shards: a global batch arrives on the primary."""
+    return (candidate.cards - 1) * candidate.accumulate * micro * facts.model.input_mib
 
 
-def _line(facts: Facts) -> tuple[float, float] | None:
+def _graphed_points(facts: Facts, candidate: Candidate) -> tuple[StepPoint, ...]:
+    """Steps of one card as the candidate's cards make them, buckets and graphs' pools included, where measured."""
+    if facts.step.stated or candidate.drop_in or not candidate.graphs:
+        return ()
+    points = facts.step.compiled if candidate.compile else facts.step.graphed
+    return points if any(point.peak_mib is not None for point in points) else ()
+
+
+def _line(facts: Facts, points: Sequence[StepPoint]) -> tuple[float, float] | None:
     """Peak of no samples, and of each: a line through the two largest sizes that were measured."""
-    points = facts.step.eager
     known = sorted((point.samples, point.peak_mib) for point in points if point.peak_mib is not None)
     if not known:
         return None

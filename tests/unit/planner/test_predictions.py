@@ -12,7 +12,7 @@ from manycard.planner import Candidate, Facts, LinkFacts, StepPoint
 from manycard.planner.memory import memory_mib
 from manycard.planner.reducing import all_reduce_ms, bus_gb_per_s
 from manycard.planner.step_time import card_ms, step_parts
-from tests.unit.planner.recorded import NVLINK, gpt2, gpt2_loop, recorded, resnet50
+from tests.unit.planner.recorded import NVLINK, cifar, gpt2, gpt2_loop, recorded, resnet50
 
 LIMIT = 0.08
 DP = Candidate("dp", 2)
@@ -73,6 +73,15 @@ def test_the_median_error_of_step_times_is_under_4_percent() -> None:
 )
 def test_memory(facts: Callable[[], Facts], candidate: Candidate, measured: float) -> None:
     assert error(memory_mib(facts(), candidate), measured) < LIMIT
+
+
+def test_memory_of_graphs_is_that_of_graphs_on_one_card() -> None:
+    facts = cifar()
+    graphed = (StepPoint(128, 3.2, 700.0), StepPoint(256, 6.2, 1_100.0))
+    facts = replace(facts, step=replace(facts.step, graphed=graphed))
+    # What arrives on the primary for the other card, beside what one card was seen to hold.
+    assert memory_mib(facts, GRAPHS) == pytest.approx(700.0 + 128 * facts.model.input_mib)
+    assert memory_mib(facts, DP) == pytest.approx(474.0 + facts.model.gradients_mib + 128 * facts.model.input_mib)
 
 
 def test_an_all_reduce_is_what_was_measured_and_a_line_between() -> None:
