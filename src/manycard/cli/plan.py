@@ -41,10 +41,10 @@ _SECONDS = {True: 0.3, False: 1.5}
 """Timed seconds of a trial: of a small workload, and of others."""
 
 _ScriptArgument = Annotated[
-    str | None, typer.Argument(metavar="[SCRIPT]", help="A training script; or give --workload.", show_default=False)
+    str | None, typer.Argument(metavar="SCRIPT", help="A training script; or give --workload.", show_default=False)
 ]
 _ArgumentsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[ARGS]", help="What follows is the script's own.", show_default=False)
+    list[str] | None, typer.Argument(metavar="ARGS", help="What follows is the script's own.", show_default=False)
 ]
 _WorkloadOption = Annotated[
     str | None,

@@ -44,7 +44,7 @@ CARD_MODELS: tuple[CardModel, ...] = (
     CardModel("B200", 180, 2250, 1125, 75, 8000, 900, 64, True, "NVIDIA HGX B200 data sheet, 2025"),
     CardModel("H200", 141, 989, 494, 67, 4800, 450, 64, True, "NVIDIA H200 SXM data sheet, 2024"),
     CardModel("H100", 80, 989, 494, 67, 3350, 450, 64, True, "NVIDIA H100 SXM data sheet, 2023"),
-    CardModel("H100 PCIE", 80, 756, 378, 51, 2000, 300, 64, True, "NVIDIA H100 PCIe data sheet, 2023"),
+    CardModel("H100 PCIe", 80, 756, 378, 51, 2000, None, 64, True, "NVIDIA H100 PCIe data sheet, 2023"),
     CardModel("A100", 80, 312, 156, 19.5, 2039, 300, 32, True, "NVIDIA A100 80GB SXM data sheet, 2021"),
     CardModel("A100 40GB", 40, 312, 156, 19.5, 1555, 300, 32, True, "NVIDIA A100 40GB SXM data sheet, 2020"),
     CardModel("L40S", 48, 362, 183, 91.6, 864, None, 32, True, "NVIDIA L40S data sheet, 2023"),
@@ -86,8 +86,10 @@ def parse_cards_model(text: str) -> tuple[tuple[CardFacts, ...], LinkFacts, Card
     written = _WRITTEN.fullmatch(text.strip())
     if written is None:
         raise SettingError("--cards-model", text, "it names no cards", fix='write it like "8xH100 NVLink"')
-    count, name, link = int(written[1] or 1), " ".join(written[2].upper().split()), written[3]
-    model = next((each for each in CARD_MODELS if each.name.upper() == name), None)
+    count, link = int(written[1] or 1), written[3]
+    model = _find_model(f"{written[2]} {link or ''}")  # "H100 PCIe" is a product, and no H100 on a slot
+    if model is None:
+        model = _find_model(written[2])
     if model is None:
         raise SettingError(
             "--cards-model", text, f"there are no figures for {written[2]!r}", fix=f"name one of {known}"
@@ -100,6 +102,11 @@ def parse_cards_model(text: str) -> tuple[tuple[CardFacts, ...], LinkFacts, Card
         raise SettingError("--cards-model", text, f"{model.name} has no NVLink", fix="write PCIe, or leave it out")
     facts = CardFacts(model.name, memory_mib=_FREE_SHARE * model.memory_gib * 1024)
     return (facts,) * count, _links(model, kind), model
+
+
+def _find_model(words: str) -> CardModel | None:
+    name = " ".join(words.upper().split())
+    return next((each for each in CARD_MODELS if each.name.upper() == name), None)
 
 
 def _links(model: CardModel, kind: str) -> LinkFacts:

@@ -72,7 +72,8 @@ def test_the_largest_block_of_a_list() -> None:
         ("H200", 1, "H200", "NVLink"),
         ("4 x RTX 4090", 4, "RTX 4090", "PCIe"),
         ("2xNVIDIA A100 40GB pcie", 2, "A100 40GB", "PCIe"),
-        ("2xh100 pcie", 2, "H100", "PCIe"),
+        ("2xh100 pcie", 2, "H100 PCIe", "PCIe"),
+        ("2xH200 PCIe", 2, "H200", "PCIe"),
     ],
 )
 def test_cards_that_are_not_here(text: str, count: int, model: str, kind: str) -> None:
