@@ -53,6 +53,8 @@ from manycard.launch import Script, cards_setting, exit_status, launch_script, o
 from manycard.precision import make_precision
 from manycard.script import FedLoaders, Interception, ModuleReport, ScriptSpreading, SpreadSettings
 from manycard.script.noticing import noticing
+from manycard.script.planned_run import plan_run
+from manycard.script.planning import ScriptPlanRequest
 from manycard.script.precision import UnscaledPrecisionError, call_context, refuse_unscaled
 from manycard.script.ranks.main import RankSettings
 from manycard.script.written_for_ranks import written_for_ranks
@@ -78,8 +80,8 @@ class _Request:
 
     def __post_init__(self) -> None:
         self.script.check()
-        if self.strategy is not None and self.strategy not in STRATEGIES:
-            known = ", ".join(STRATEGIES)
+        if self.strategy is not None and self.strategy not in (*STRATEGIES, "auto"):
+            known = ", ".join((*STRATEGIES, "auto"))
             raise StrategyError("--strategy", self.strategy, "there is no such strategy", fix=f"choose one of {known}")
         if self.precision is not None:
             make_precision(self.precision)
@@ -97,7 +99,7 @@ class _Request:
     @property
     def has_ranks(self) -> bool:
         """Whether ranks are to be started at once."""
-        return self.strategy is not None and STRATEGIES[self.strategy].ranks
+        return self.strategy in STRATEGIES and STRATEGIES[self.strategy].ranks
 
     def words(self, strategy: str, cards: str) -> list[str]:
         """The command line that asks for the same with `strategy` and `cards`."""
@@ -136,7 +138,7 @@ _StrategyOption = Annotated[
         envvar="MANYCARD_STRATEGY",
         show_envvar=False,
         metavar="STRATEGY",
-        help=f"How to spread the work, instead of what the script says: {', '.join(STRATEGIES)}.",
+        help=f"How to spread the work, instead of what the script says: {', '.join(STRATEGIES)}, or auto, which plans.",
         show_default=False,
     ),
 ]
@@ -207,6 +209,8 @@ def run(
 
 def _carry_out(request: _Request) -> int:
     start = time.monotonic()
+    if request.strategy == "auto":
+        request = _planned(request)
     folder, environment = os.getcwd(), dict(os.environ)
     chosen = _choose(request.cards or "all") if request.cards or request.has_ranks else ()
     with _output_to_stderr() if request.as_json else contextlib.nullcontext():
@@ -219,6 +223,19 @@ def _carry_out(request: _Request) -> int:
     if outcome.failed is not None and not request.as_json:
         raise outcome.failed
     return outcome.status
+
+
+def _planned(request: _Request) -> _Request:
+    """The request with what a plan of its script says in place of ``auto``."""
+    os.environ.pop("MANYCARD_STRATEGY", None)
+    found = plan_run(ScriptPlanRequest(request.script, request.cards or "all", request.precision), say)
+    planned = replace(request, strategy=None)
+    if found.strategy in STRATEGIES and STRATEGIES[found.strategy].ranks:
+        # Ranks have neither CUDA graphs of calls nor another loader than the script's.
+        planned = replace(planned, graphs=False, loader=None)
+    elif found.graphs and found.strategy == "dp":
+        planned = replace(planned, graphs=True)
+    return replace(planned, strategy=found.strategy, cards=found.cards or request.cards)
 
 
 def _choose(spec: str) -> tuple[Card, ...]:

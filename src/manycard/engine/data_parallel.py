@@ -90,6 +90,16 @@ class DataParallel(nn.DataParallel[nn.Module]):
         assert self._spreader is not None, "a copy inside a replica has no engine"
         return self._spreader.engine
 
+    def use_cards(self, cards: Sequence[Card]) -> None:
+        """Spread over other cards from now on; the first stays the primary, and replicas are made anew."""
+        assert cards[0].device == self.cards[0].device, "the primary holds the module"
+        if self._spreader is not None:
+            self._spreader.engine.close()
+        self.cards = tuple(cards)
+        self.device_ids = [card.device.index if card.device.type == "cuda" else card.position for card in cards]
+        self._output = min(self._output, len(cards) - 1)
+        self._spreader = Spreader(self.module, self.cards, self._graphs)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module on all cards with the batch cut between them; gives the joined output."""
         compiler = sys.modules.get("torch._dynamo")

@@ -25,9 +25,11 @@ from manycard.data import Feed, GlobalLoader
 from manycard.engine.cutting import Split
 from manycard.engine.split_calls import Merge
 from manycard.errors import CheckpointError
+from manycard.parallel.auto import PlannedStep, first_strategy
 from manycard.parallel.evaluation import evaluate
 from manycard.parallel.run_state import load_run, save_run
 from manycard.parallel.settings import (
+    batch_settings,
     check_clip_norm,
     check_graphs,
     check_scheduler,
@@ -38,7 +40,6 @@ from manycard.parallel.settings import (
     reduce_dtype_for,
     seed_all,
     splitting_for,
-    whole_number,
 )
 from manycard.precision import make_precision
 from manycard.strategies import Splitting, Strategy, StrategyOptions, find_strategy, make_strategy
@@ -53,12 +54,16 @@ class Parallel:
 
     Args:
         strategy: ``single``, ``dp`` (all cards from this process), ``manual`` (as ``dp``, with shares that you
-            decide), ``torch_dp`` (``nn.DataParallel``, to compare with) or ``ddp`` (one process a card; start the
-            script with ``manycard run``).
+            decide), ``torch_dp`` (``nn.DataParallel``, to compare with), ``ddp`` (one process a card; start the
+            script with ``manycard run``), or ``auto``: the first train step measures briefly and says what it took.
         cards: ``all``, ``auto`` (free ones), ``auto:N``, a count, a list of torch's indices (``"0,2"`` or
             ``[0, 2]``), or ``cpu:N`` for N simulated cards.
         precision: ``default`` (PyTorch's flags as they are), ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
-        accumulate: calls of a train step for one update.
+        accumulate: calls of a train step for one update; ``"auto"`` for one call that computes its batch in as many
+            parts as memory asks for, which is ``per_card_batch="auto"``.
+        per_card_batch: the most samples that a card computes at once: a batch is cut into parts, whose gradients add
+            up to the whole one's. ``"auto"`` finds the largest number that fits, and halves it when a later batch
+            runs out of memory.
         seed: seeds ``random``, NumPy and PyTorch, and orders the data; None leaves the script's seeds.
         sync_batchnorm: BatchNorm statistics over the whole global batch.
         shard_optimizer: each card keeps optimizer state for a part of the parameters, updates it in a train step, and
@@ -93,7 +98,8 @@ class Parallel:
         *,
         cards: str | int | Sequence[int] = "all",
         precision: str = "default",
-        accumulate: int = 1,
+        accumulate: int | str = 1,
+        per_card_batch: int | str | None = None,
         seed: int | None = None,
         sync_batchnorm: bool = False,
         shard_optimizer: bool = False,
@@ -107,10 +113,13 @@ class Parallel:
     ) -> None:
         splitting = Splitting(weights, split, merge, check_split)
         asked, strategy = strategy, str(overridden("MANYCARD_STRATEGY", "strategy", strategy))
+        strategy, self._planned = first_strategy(strategy)
         find_strategy(strategy)
         splitting = splitting_for(strategy, asked, splitting)
         self.precision = make_precision(str(overridden("MANYCARD_PRECISION", "precision", precision)))
-        self.accumulate = whole_number("accumulate", accumulate, fix="leave it out for an update in every step")
+        self.accumulate, self._per_card_batch = batch_settings(
+            strategy, accumulate, per_card_batch, sync_batchnorm=sync_batchnorm
+        )
         options = StrategyOptions(
             sync_batchnorm=sync_batchnorm,
             compile=compile_settings(compile),
@@ -244,8 +253,9 @@ class Parallel:
         for each in optimizers:
             check_parameters(each, self.strategy.unwrap(model))
         check_scheduler(scheduler)
-        settings = TrainStepSettings(self.accumulate, clip_norm, check_loss, check_graphs(graphs))
-        step = TrainStep(self.strategy, loss_fn, model, optimizers, scheduler, settings)
+        settings = TrainStepSettings(self.accumulate, clip_norm, check_loss, self._per_card_batch, check_graphs(graphs))
+        kind = PlannedStep if self._planned else TrainStep
+        step = kind(self.strategy, loss_fn, model, optimizers, scheduler, settings)
         self._steps.add(step)
         return step
 

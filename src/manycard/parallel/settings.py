@@ -17,6 +17,7 @@ from manycard.errors import SettingError
 from manycard.strategies import Splitting
 
 __all__ = [
+    "batch_settings",
     "check_clip_norm",
     "check_graphs",
     "check_scheduler",
@@ -75,7 +76,7 @@ def splitting_for(strategy: str, asked: str, splitting: Splitting) -> Splitting:
     return Splitting()
 
 
-def whole_number(setting: str, value: int, fix: str) -> int:
+def whole_number(setting: str, value: Any, fix: str) -> int:
     """`value`, which is a whole number of at least 1.
 
     Raises:
@@ -84,6 +85,34 @@ def whole_number(setting: str, value: int, fix: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise SettingError(setting, value, "it must be a whole number of at least 1", fix=fix)
     return value
+
+
+def batch_settings(
+    strategy: str, accumulate: int | str, per_card_batch: int | str | None, *, sync_batchnorm: bool
+) -> Any:
+    """Calls of a step for one update, and the most samples that a card computes at once (None: no limit).
+
+    Raises:
+        SettingError: one of them is no such number, or parts of a batch would break another setting.
+    """
+    if accumulate == "auto":
+        accumulate, per_card_batch = 1, "auto" if per_card_batch is None else per_card_batch
+    calls = whole_number("accumulate", accumulate, fix='leave it out for an update in every step, or give "auto"')
+    if per_card_batch is None:
+        return calls, None
+    if strategy == "manual":
+        problem = "in strategy 'manual' cards get different numbers of samples, bounded by each one's free memory"
+        raise SettingError("per_card_batch", per_card_batch, problem, fix="take strategy='dp', or leave it out")
+    if sync_batchnorm:
+        raise SettingError(
+            "per_card_batch",
+            per_card_batch,
+            "a batch in parts has no BatchNorm statistics of the whole, which sync_batchnorm=True asks for",
+            fix="leave one of them out",
+        )
+    if per_card_batch == "auto":
+        return calls, "auto"
+    return calls, whole_number("per_card_batch", per_card_batch, fix='give "auto" for as many as fit')
 
 
 def seed_all(seed: int) -> None:

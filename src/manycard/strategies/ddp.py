@@ -33,6 +33,7 @@ from manycard.cards.card import Card
 from manycard.data import Feed, content_print
 from manycard.engine.batch import count_samples, move, tensors_in
 from manycard.engine.compiling import compile_calls
+from manycard.engine.graphs import Graphs
 from manycard.engine.loss import ShardLoss
 from manycard.engine.loss_check import check_mean_loss
 from manycard.engine.random import CardGenerators
@@ -40,6 +41,7 @@ from manycard.engine.replicas import same_bits
 from manycard.engine.sync_batchnorm import convert_batchnorm, counting_nothing
 from manycard.errors import CardsError, LockstepError, LossError, NeedsRanks
 from manycard.precision import Precision
+from manycard.strategies.card_memory import is_out_of_memory
 from manycard.strategies.peers import Ranks
 from manycard.strategies.process import ProcessStrategy
 from manycard.strategies.rank_model import RankModel
@@ -96,6 +98,25 @@ class DistributedStrategy(ProcessStrategy):
 
     # ---- the step ------------------------------------------------------------------------------------------
 
+    def forward_backward(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        batch: Any,
+        unit: Count | None,
+        *,
+        ends_group: bool,
+        graphs: Graphs | None = None,
+    ) -> MicroBatch:
+        try:
+            return super().forward_backward(model, loss_fn, batch, unit, ends_group=ends_group, graphs=graphs)
+        except RuntimeError as error:
+            if not (self.tells_of_memory and is_out_of_memory(error)) or "ranks ran out of memory" in str(error):
+                raise
+        # Outside the handler, whose traceback holds activations. The others wait in the exchange that ends a part.
+        self._exchanged(torch.zeros(3, dtype=torch.float64, device=self.device), full=True)
+        raise AssertionError("an exchange with a full rank raises in every rank")
+
     def _loss(self, model: nn.Module, loss_fn: LossFn, batch: Any, samples: int) -> Any:
         assert isinstance(model, RankModel), "setup gives a RankModel"
         self._samples = samples
@@ -121,11 +142,20 @@ class DistributedStrategy(ProcessStrategy):
         if samples:
             over = torch.as_tensor(count, dtype=torch.float64, device=self.device)
             numbers = torch.stack([weighted, numbers.new_tensor(own), over])
-        numbers = self.peers.all_reduce(numbers)
+        numbers = self._exchanged(numbers, full=False)
         mean = (numbers[0] / numbers[2]).to(loss.value.dtype)
         whole = numbers[1]
         # A stand-in's loss doesn't tell whether the others' are means; the sum of counts is right for both.
         return MicroBatch(mean, whole, whole if samples and loss.count is None else numbers[2])
+
+    def _exchanged(self, numbers: Tensor, *, full: bool) -> Tensor:
+        """The sum of every rank's numbers. Where ranks tell of memory, it raises in all if one of them is `full`."""
+        if not self.tells_of_memory:
+            return self.peers.all_reduce(numbers)
+        *found, ranks_full = self.peers.all_reduce(torch.cat([numbers, numbers.new_tensor([float(full)])]))
+        if bool(ranks_full):
+            raise torch.OutOfMemoryError(f"{int(ranks_full)} of {self.peers.world_size} ranks ran out of memory")
+        return torch.stack(found)
 
     def _reducing(self, model: nn.Module, ends_group: bool) -> AbstractContextManager[object]:
         assert isinstance(model, RankModel), "setup gives a RankModel"

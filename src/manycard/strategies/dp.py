@@ -52,17 +52,29 @@ class DataParallelStrategy(Strategy):
         if self.options.compile is not None:
             compile_calls(module, self.options.compile)
         model = self._wrap(module)
-        model.engine.share_generators(self.generators)
-        if self.options.reduce_dtype is not None:
-            model.engine.reduce_in(self.options.reduce_dtype)
+        self._prepare_engine(model)
         self._models.add(model)
         return model
 
     def _wrap(self, module: nn.Module) -> DataParallel:
         return DataParallel(module, self.cards)
 
+    def _prepare_engine(self, model: DataParallel) -> None:
+        model.engine.share_generators(self.generators)
+        if self.options.reduce_dtype is not None:
+            model.engine.reduce_in(self.options.reduce_dtype)
+
     def unwrap(self, model: nn.Module) -> nn.Module:
         return model.module if isinstance(model, DataParallel) else model
+
+    def narrow(self, model: nn.Module, cards: int) -> None:
+        """Run on the first `cards` cards from now on: before the first step, which makes replicas and mirrors."""
+        assert isinstance(model, DataParallel), "setup gives a DataParallel"
+        self.cards = self.cards[:cards]
+        self.generators = CardGenerators(self.cards)
+        for each in self._models:
+            each.use_cards(self.cards)
+            self._prepare_engine(each)
 
     # ---- the step ------------------------------------------------------------------------------------------
 

@@ -44,6 +44,10 @@ class Peers:
         """The sum of every process's `value`: the number itself, or 0-dim on this rank's card."""
         return value
 
+    def largest(self, value: int) -> int:
+        """The largest of every process's `value`, known on the host."""
+        return value
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Replace `tensor` by its sum over processes, and return it."""
         return tensor
@@ -100,6 +104,11 @@ class Ranks(Peers):
 
     def total(self, value: float) -> Tensor:
         return self.all_reduce(torch.tensor(float(value), dtype=torch.float64, device=self._device))
+
+    def largest(self, value: int) -> int:
+        found = torch.tensor(value, dtype=torch.int64, device=self._device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return int(found)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         dist.all_reduce(tensor)

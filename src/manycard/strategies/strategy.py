@@ -135,6 +135,8 @@ class Strategy(ABC):
         """Held by a train step: several threads of a script are served in turn."""
         self.open_steps: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
         """For each model, the train step whose group of micro-batches is open."""
+        self.tells_of_memory = False
+        """Whether ranks tell one another, after each part of a batch, that they ran out of memory."""
         self.scaling = make_loss_scaling(precision.scale)
         """What is done to losses and gradients in fp16; nothing in other precisions."""
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manycard.errors import OptimizerError
+from manycard.strategies.card_memory import make_card_memory
+from manycard.strategies.in_parts import InParts
 from manycard.strategies.strategy import Count, LossFn, MicroBatch, Strategy, Update
 
 __all__ = ["TrainStep", "TrainStepSettings"]
@@ -25,11 +27,13 @@ class TrainStepSettings:
     """How a train step updates."""
 
     accumulate: int = 1
-    """Micro-batches for one update."""
+    """Micro-batches for one update: calls of the step, each of which may be computed in parts."""
     clip_norm: float | None = None
     """Largest 2-norm of all gradients together; None leaves them as they are."""
     check_loss: bool = True
     """Check on the first batch that the loss is a mean over samples; costs a few forward passes, once."""
+    per_card_batch: int | str | None = None
+    """The most samples that a card computes at once, ``"auto"`` for as many as fit, None for a whole batch."""
     graphs: str = "auto"
     """``"auto"``: CUDA graphs where they can be made; ``"on"``: an error where they can't; ``"off"``: none."""
 
@@ -59,22 +63,47 @@ class TrainStep:
         settings: TrainStepSettings,
     ) -> None:
         self._strategy = strategy
-        self._loss_fn = loss_fn
+        self._given_loss = self._loss_fn = loss_fn
         self._model = model
         self._optimizers = list(optimizers)
         self._scheduler = scheduler
         self._settings = settings
         self._graphs = strategy.make_graphs(model, settings.graphs)
         self._checked = not settings.check_loss
+        self._calls = 0
+        """Batches in the open group."""
         self._group: list[MicroBatch] = []
+        """Its parts: a batch that isn't cut is one."""
         self._unit: Count | None = None
+        self._in_parts = self._make_parts()
         self.updated = False
         """Whether the newest call updated the parameters; False inside a group, and when fp16 overflowed."""
+
+    def _make_parts(self) -> InParts | None:
+        wanted, strategy = self._settings.per_card_batch, self._strategy
+        if wanted is None:
+            return None
+        own = [card for card in strategy.cards if card.device == strategy.device or not strategy.ranks]
+        memory = make_card_memory(own)
+        if wanted == "auto":
+            # Trials and steps are counted alike.
+            self._loss_fn = memory.watched(self._given_loss)
+        return InParts(strategy, self._model, None if wanted == "auto" else int(wanted), memory)
+
+    @property
+    def per_card_batch(self) -> int | None:
+        """The most samples that a card computes at once; None where that is not limited, or not yet known."""
+        return None if self._in_parts is None else self._in_parts.per_card
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the newest batch was cut."""
+        return 1 if self._in_parts is None else self._in_parts.parts
 
     @property
     def pending(self) -> int:
         """Micro-batches that wait for their update."""
-        return len(self._group)
+        return self._calls
 
     def __call__(self, batch: Any) -> Tensor:
         """Run one micro-batch.
@@ -96,24 +125,44 @@ class TrainStep:
     def _run(self, batch: Any) -> Tensor:
         self.updated = False
         last = self._strategy.feed.ends_epoch(self._strategy.count_samples(batch))
-        ends_group = len(self._group) + 1 >= self._settings.accumulate or last
+        ends_group = self._calls + 1 >= self._settings.accumulate or last
         try:
             if not self._checked:
                 self._strategy.check_loss(self._model, self._loss_fn, batch)
                 self._checked = True
-            if not self._group:
-                self._open_group()
-            part = self._strategy.forward_backward(
-                self._model, self._loss_fn, batch, self._unit, ends_group=ends_group, graphs=self._graphs
-            )
-            self._group.append(part)
-            self._unit = self._group[0].samples
+            loss = self._forward_backward(batch, ends_group=ends_group)
             if ends_group:
-                self._update(reduced=True)
+                self._calls = 0
+                self._update(reduced=self._in_parts is None or not self._in_parts.reduces_after)
         except BaseException:
+            self._calls = 0
             self._drop_group()
             raise
-        return part.loss
+        return loss
+
+    def _forward_backward(self, batch: Any, *, ends_group: bool) -> Tensor:
+        """Add one batch to the group, in parts where it must be; its mean loss."""
+        first, self._calls = not self._calls, self._calls + 1
+        if self._in_parts is None:
+            return self._run_part(batch, ends_group).loss
+        if first:
+            graphs, self._graphs = self._graphs, None  # trials leave no recording behind
+            try:
+                self._in_parts.find(batch, self._run_part, self._drop_group, self._optimizers)
+            finally:
+                self._graphs = graphs
+        whole = self._in_parts.run(batch, self._run_part, self._drop_group, first=first, ends_group=ends_group)
+        return whole.loss
+
+    def _run_part(self, batch: Any, ends_group: bool) -> MicroBatch:
+        if not self._group:
+            self._open_group()
+        part = self._strategy.forward_backward(
+            self._model, self._loss_fn, batch, self._unit, ends_group=ends_group, graphs=self._graphs
+        )
+        self._group.append(part)
+        self._unit = self._group[0].samples
+        return part
 
     def _open_group(self) -> None:
         other = self._strategy.open_steps.get(self._model)
@@ -134,6 +183,7 @@ class TrainStep:
         """
         if not self._group:
             return False
+        self._calls = 0
         self._update(reduced=False)
         return True
 

@@ -226,3 +226,9 @@ def test_several_calls_before_one_backward_and_double_backward() -> None:
     (theirs,) = torch.autograd.grad(penalty(module), module.weight)
     torch.testing.assert_close(ours, theirs)
     parallel.close()
+
+
+@pytest.mark.parametrize("settings", [{"per_card_batch": 4}, {"accumulate": "auto"}])
+def test_parts_of_a_batch_are_not_for_uneven_cards(settings: dict[str, Any]) -> None:
+    with pytest.raises(SettingError, match="per_card_batch"):
+        mc.Parallel(strategy="manual", cards="cpu:2", weights=[2, 1], **settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from manycard.benchmark.workloads.digits import Digits
 from manycard.benchmark.workloads.gpt2 import GPT2
+from manycard.benchmark.workloads.gpt2_xl import GPT2XL
 from manycard.benchmark.workloads.mlp import MLP
 from manycard.benchmark.workloads.resnet18_cifar import ResNet18Cifar
 from manycard.benchmark.workloads.resnet50 import ResNet50
@@ -12,7 +13,9 @@ from manycard.errors import SettingError
 
 __all__ = ["WORKLOADS", "Feeding", "Workload", "find_workload"]
 
-WORKLOADS: dict[str, type[Workload]] = {kind.name: kind for kind in (Digits, ResNet50, GPT2, ResNet18Cifar, MLP)}
+WORKLOADS: dict[str, type[Workload]] = {
+    kind.name: kind for kind in (Digits, ResNet50, GPT2, GPT2XL, ResNet18Cifar, MLP)
+}
 
 
 def find_workload(name: str) -> type[Workload]:
