@@ -10,22 +10,28 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 
 import torch
 
 from manycard.cards import (
     CardChoice,
+    CardHealth,
     CardInfo,
     Links,
     Machine,
+    Surroundings,
     Visible,
     choose,
     links,
     own_pids,
     parse_spec,
+    read_health,
     read_machine,
+    read_surroundings,
     visible_now,
 )
+from manycard.diagnosis.measured import Measured
 
 __all__ = ["Facts", "TorchFacts", "read_facts", "read_torch"]
 
@@ -47,6 +53,8 @@ class TorchFacts:
     """What it holds kernels for, such as ``sm_90``; ``compute_90`` is code that the driver translates."""
     threads: int
     """How many threads an operator on the CPU takes."""
+    nccl_packaged: str | None = None
+    """The version of the NCCL package that was installed with torch; `nccl` is the one that was loaded."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +69,22 @@ class Facts:
     own_pids: frozenset[int] = frozenset()
     environment: Mapping[str, str] = field(default_factory=dict)
     python: str = platform.python_version()
+    health: Mapping[int, CardHealth] = field(default_factory=dict)
+    """By NVML's number."""
+    surroundings: Surroundings = field(default_factory=Surroundings)
+    measured: Measured = field(default_factory=Measured)
+    """What was measured on the chosen cards; empty where nothing was."""
 
     @property
     def chosen(self) -> list[tuple[str, CardInfo]]:
         """The GPUs that a run would use, by torch's name; none where cards are simulated."""
         places = [card.device.index for card in self.choice.cards if not card.simulated]
         return [(f"cuda:{place}", self.visible.cards[place]) for place in places]
+
+    @property
+    def chosen_health(self) -> list[tuple[str, CardHealth]]:
+        """The health of the GPUs that a run would use, by torch's name, of those that NVML tells of."""
+        return [(name, self.health[info.index]) for name, info in self.chosen if info.index in self.health]
 
     @property
     def hidden(self) -> list[CardInfo]:
@@ -91,7 +109,17 @@ def read_facts(spec: str | int | Sequence[int] = "all") -> Facts:
     hidden = max(len(machine.cards) - len(visible.cards), 0)
     pids = own_pids()
     choice = choose(parsed, visible.cards, joined, own_pids=pids, said=visible.said, hidden=hidden)
-    return Facts(machine, visible, joined, choice, read_torch(), pids, dict(os.environ))
+    return Facts(
+        machine,
+        visible,
+        joined,
+        choice,
+        read_torch(),
+        pids,
+        dict(os.environ),
+        health=read_health(),
+        surroundings=read_surroundings(),
+    )
 
 
 def read_torch() -> TorchFacts:
@@ -108,4 +136,14 @@ def read_torch() -> TorchFacts:
         nccl=nccl,
         archs=tuple(torch.cuda.get_arch_list()),
         threads=torch.get_num_threads(),
+        nccl_packaged=_packaged_nccl(cuda),
     )
+
+
+def _packaged_nccl(cuda: str | None) -> str | None:
+    if cuda is None:
+        return None
+    try:
+        return metadata.version(f"nvidia-nccl-cu{cuda.split('.')[0]}")
+    except metadata.PackageNotFoundError:  # torch was built from source, or came by conda
+        return None
