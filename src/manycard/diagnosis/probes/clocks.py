@@ -66,9 +66,10 @@ def _reasons(name: str, health: CardHealth, load: Load | None) -> list[Finding]:
         here = [reason for reason in reasons if reason in seen]
         if not here or (reasons == ("hardware slowdown",) and seen & {"heat (hardware)", "power brake"}):
             continue  # hardware slowdown accompanies either
-        clock, most = (load.sm_clock if load else None) or health.sm_clock, health.sm_clock_max
-        degrees = (load.temperature if load else None) or health.temperature
-        evidence = [f"the driver says: {', '.join(here)}" + (" (under load)" if load else "")]
+        busy = load if load is not None and set(here) & set(load.reasons) else None
+        clock, most = busy.sm_clock if busy else health.sm_clock, health.sm_clock_max
+        degrees = busy.temperature if busy else health.temperature
+        evidence = [f"the driver says: {', '.join(here)}" + (" (under load)" if busy else "")]
         evidence += [f"{clock} of {most} MHz"] if clock and most else []
         evidence += [f"{degrees} °C"] if degrees else []
         findings.append(Finding(f"{name} {what}", "; ".join(evidence), fix, severity))
