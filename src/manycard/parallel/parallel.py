@@ -33,6 +33,7 @@ from manycard.parallel.settings import (
     compile_settings,
     overridden,
     seed_all,
+    use_nccl_settings,
     whole_number,
 )
 from manycard.precision import make_precision
@@ -57,6 +58,8 @@ class Parallel:
         sync_batchnorm: BatchNorm statistics over the whole global batch.
         compile: compile each card's module with ``torch.compile``: True, or a dict of its arguments.
         ddp_options: arguments for DistributedDataParallel in strategy ``ddp``.
+        nccl: ``saved`` applies the NCCL settings that ``manycard doctor --deep`` saved for this machine, if any;
+            ``default`` leaves NCCL to itself.
 
     Raises:
         SettingError: a setting has a value that can't work.
@@ -83,6 +86,7 @@ class Parallel:
         sync_batchnorm: bool = False,
         compile: bool | Mapping[str, Any] = False,
         ddp_options: Mapping[str, Any] | None = None,
+        nccl: str = "saved",
     ) -> None:
         strategy = str(overridden("MANYCARD_STRATEGY", "strategy", strategy))
         find_strategy(strategy)
@@ -93,6 +97,7 @@ class Parallel:
         )
         self._feed = Feed()
         chosen = choose_run_cards(overridden("MANYCARD_CARDS", "cards", cards))
+        use_nccl_settings(overridden("MANYCARD_NCCL", "nccl", nccl), chosen)
         self.precision.apply_flags()
         self.seed = seed
         if seed is not None:

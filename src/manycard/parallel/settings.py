@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from manycard.cards import Card, choose_cards
+from manycard.cards.nccl_settings import apply_saved, check_nccl
 from manycard.errors import SettingError
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "choose_run_cards",
     "overridden",
     "seed_all",
+    "use_nccl_settings",
     "whole_number",
 ]
 
@@ -47,6 +49,16 @@ def choose_run_cards(spec: Any) -> tuple[Card, ...]:
         said = choice.describe() if str(spec).startswith(("all", "auto")) else "\n".join(choice.said)
         print(*[said] if said else [], file=sys.stderr, end="\n" if said else "")
     return choice.cards
+
+
+def use_nccl_settings(nccl: str, cards: Sequence[Card]) -> None:
+    """Before NCCL starts, apply what was saved for these cards, unless `nccl` is ``default``.
+
+    Raises:
+        SettingError: `nccl` is neither ``saved`` nor ``default``.
+    """
+    if check_nccl(nccl) == "saved":
+        apply_saved(cards, speaks=os.environ.get("RANK", "0") == "0")
 
 
 def whole_number(setting: str, value: int, fix: str) -> int:

@@ -19,6 +19,7 @@ def on(monkeypatch: pytest.MonkeyPatch):
 
     def put(facts: Facts) -> None:
         monkeypatch.setattr("manycard.cli.doctor.read_facts", lambda spec: facts)
+        monkeypatch.setattr("manycard.cli.doctor.measure", lambda facts, on_stage=None: facts.measured)
         monkeypatch.setenv("COLUMNS", "200")
 
     return put
