@@ -32,9 +32,12 @@ __all__ = [
     "load_settings",
     "save_settings",
     "settings_file",
+    "take_back",
 ]
 
 _SAID: set[str] = set()
+_APPLIED = "MANYCARD_NCCL_APPLIED"
+"""Names the variables that were set here, also to the processes that this one starts."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,7 @@ def apply_saved(
     kept = [name for name, value in saved.variables.items() if environment.get(name, value) != value]
     environment.update(new)
     if new:
+        environment[_APPLIED] = ",".join(new)
         pairs = " ".join(f"{name}={value}" for name, value in new.items())
         _say(
             f"NCCL settings saved for this machine: {pairs} ({saved.gain:.2f}x the default, measured "
@@ -181,6 +185,13 @@ def apply_saved(
         pairs = ", ".join(f"{name}={environment[name]}" for name in kept)
         _say(f"{pairs} stays as you set it, in place of what was saved for this machine", speaks)
     return new
+
+
+def take_back(environment: MutableMapping[str, str] | None = None) -> None:
+    """Unset what `apply_saved` has set, here or in the process that started this one."""
+    environment = os.environ if environment is None else environment
+    for name in environment.pop(_APPLIED, "").split(","):
+        environment.pop(name, None)
 
 
 def _say(line: str, speaks: bool) -> None:

@@ -236,7 +236,7 @@ def _choose(spec: str, request: _Request) -> tuple[Card, ...]:
     choice = choose_cards(spec)
     say(choice.describe())
     if request.nccl != "default":
-        apply_saved(choice.cards)  # ranks inherit it
+        apply_saved(choice.cards)  # ranks inherit it; a Parallel(nccl="default") takes it back
     return choice.cards
 
 

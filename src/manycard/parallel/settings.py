@@ -13,7 +13,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from manycard.cards import Card, choose_cards
-from manycard.cards.nccl_settings import apply_saved, check_nccl
+from manycard.cards.nccl_settings import apply_saved, check_nccl, take_back
 from manycard.errors import SettingError
 
 __all__ = [
@@ -59,6 +59,8 @@ def use_nccl_settings(nccl: str, cards: Sequence[Card]) -> None:
     """
     if check_nccl(nccl) == "saved":
         apply_saved(cards, speaks=os.environ.get("RANK", "0") == "0")
+    else:
+        take_back()  # what a launcher, which can't know the script's word, has applied
 
 
 def whole_number(setting: str, value: int, fix: str) -> int:

@@ -11,6 +11,7 @@ Behaviour:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -21,13 +22,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from manycard.launch import end_family
+import psutil
 
 __all__ = ["StagedRun", "run_in_stages"]
 
 FIRST_STAGE = "starting Python and torch"
 _FIRST_LIMIT = 120.0
 _LONGEST_FAILURE = 300
+_PATIENCE = 3.0
+"""Seconds in which a killed process should be gone."""
 
 
 @dataclass
@@ -74,12 +77,12 @@ def run_in_stages(
         try:
             stage, ended = _follow(reading, found, on_stage, first_limit)
         except BaseException:
-            end_family(process)
+            _kill(process)
             raise
         finally:
             os.close(reading)
         if not ended:
-            end_family(process)
+            _kill(process)
             found.hung_at = stage
             return found
         code = process.wait()
@@ -88,6 +91,21 @@ def run_in_stages(
             found.failed_at = stage
             found.failure = _in_a_line(log.read().decode(errors="replace"), code)
     return found
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and what it started: it has nothing to save. One that hangs in the driver may stay for good."""
+    try:
+        head = psutil.Process(process.pid)
+        family = [head, *head.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        family = []
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    psutil.wait_procs(family, timeout=_PATIENCE)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=_PATIENCE)
 
 
 def _follow(reading: int, found: StagedRun, on_stage: Callable[[str], None], limit: float) -> tuple[str, bool]:

@@ -4,8 +4,8 @@ Behaviour:
     * First each candidate once, between runs of the default. Then the three best and what they give together,
       in several rounds, each again between runs of the default. A trial is compared with the defaults just before
       and after it, so that a machine that warms up or gets busy favours nobody.
-    * A candidate wins when it is faster in every round, by more than the default differs from itself, by at least
-      2 %, and slower for no size by more than 5 %. Otherwise the default stays.
+    * A candidate wins when it is faster in every round, by half as much again as the default differs from itself,
+      by at least 2 %, and slower for no size by more than 5 %. Otherwise the default stays.
     * A trial that fails, hangs or adds up wrongly is out, with its reason, and the sweep goes on. A default that
       fails ends it (TrialFailed).
 
@@ -30,6 +30,8 @@ Run = Callable[[Settings], Times]
 _FINALISTS = 3
 _BETWEEN_DEFAULTS = 3
 _LEAST_GAIN = 1.02
+_TIMES_NOISE = 1.5
+"""The best of a dozen candidates is the luckiest too, so it must be better than one lucky run."""
 _MOST_LOSS = 0.95
 
 
@@ -175,7 +177,7 @@ def _decided(settings: Settings, finals: Sequence[_Round]) -> Trial:
 def _wins(trial: Trial, noise: float) -> bool:
     if trial.gain is None or trial.least is None:
         return False
-    beyond = trial.gain > max(1 + noise, _LEAST_GAIN) and trial.least > 1
+    beyond = trial.gain > max(1 + _TIMES_NOISE * noise, _LEAST_GAIN) and trial.least > 1
     return beyond and min(trial.by_size.values()) >= _MOST_LOSS
 
 
