@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from manycard.cards import Ecc, Network, NvLinkState
+from manycard.cards import CardProcess, Ecc, Network, NvLinkState
 from manycard.diagnosis import Facts, Measured, diagnose
 from manycard.diagnosis.measured import AllReduce, Copy
+from manycard.diagnosis.probes import nvlinks
 from tests.unit.cards.machines import HOST as HOST_BRIDGE
-from tests.unit.cards.machines import joined
+from tests.unit.cards.machines import card, joined
 from tests.unit.diagnosis.made import HEALTH, HOST, SURROUNDINGS, TORCH, made_facts, measured, well
 
 GIB = 1024**3
@@ -108,8 +109,6 @@ PLANTED: list[tuple[str, Callable[[], Facts], str, str, str]] = [
     ("prohibited", lambda: sick(compute_mode="prohibited"), "error", "lets no process compute", "prohibited"),
     ("exclusive", lambda: sick(compute_mode="exclusive process"), "note", "one process at a time", "exclusive process"),
     ("MIG pending", lambda: sick(mig_pending=True), "note", "MIG mode changes", "off now and will be on"),
-    ("fabric", lambda: sick(fabric="in progress"), "error", "have not joined their NVSwitches", "cuda:1: in progress"),
-    ("fabric failed", lambda: sick(fabric_status=999), "error", "NVSwitches", "failed with status 999"),
     ("NVLinks down", lambda: sick(nvlinks=DOWN), "warning", "cuda:1 has NVLinks that are down", "16 of its 18"),
     (
         "NVLinks down everywhere",
@@ -306,6 +305,37 @@ def test_damaged_copies_name_what_is_around_them():
 def test_what_helped_a_hang_is_the_fix():
     finding = diagnose(found(hung_at=STAGE, helped="NCCL_P2P_DISABLE=1", all_reduces=()))[0]
     assert finding.fix.startswith("export NCCL_P2P_DISABLE=1")
+
+
+@pytest.mark.parametrize(
+    ("changed", "state"),
+    [({"fabric": "in progress"}, "card 1: in progress"), ({"fabric_status": 999}, "card 1: failed with status 999")],
+)
+def test_cards_that_have_not_joined_their_switches(changed: dict[str, object], state: str):
+    assert diagnose(sick(**changed)) == [], "CUDA works, and so does P2P"
+    for broken, severity in (
+        (replace(sick(**changed), torch=replace(TORCH, available=False)), "error"),
+        (replace(sick(**changed), links=joined([range(2)], replace(HOST_BRIDGE, p2p=False))), "warning"),
+    ):
+        finding = next(each for each in nvlinks.probe(broken) if "NVSwitches" in each.cause)
+        assert (finding.severity, finding.evidence) == (severity, state)
+
+
+def test_a_link_that_was_told_asleep_is_no_slow_link():
+    assert diagnose(host_copied(generation=1)) == []
+
+
+def test_ranks_that_touched_another_card_than_theirs():
+    each = [CardProcess(100 + rank, 20 * GIB, command="python train.py") for rank in range(2)]
+    extra = replace(each[1], memory=GIB // 2)
+    facts = made_facts([card(0, free=100, processes=[each[0], extra]), card(1, free=100, processes=[each[1]])])
+    facts = replace(facts, own_pids=frozenset({100, 101}))
+    finding = diagnose(facts)[0]
+    assert finding.cause == "card 0 also holds memory of processes that work on other cards"
+    assert "pid 101: 512 MiB" in finding.evidence
+    assert "set_device" in finding.fix
+    whole = made_facts([card(index, free=100, processes=[each[0]]) for index in range(2)])
+    assert diagnose(replace(whole, own_pids=frozenset({100}))) == [], "one process that drives all cards"
 
 
 def test_an_idle_link_that_sleeps_is_no_finding():

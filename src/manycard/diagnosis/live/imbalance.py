@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from manycard.cards import in_words
 from manycard.diagnosis.live.sample import CardSample, JobSample, Sample
+from manycard.diagnosis.probes.contexts import extra_contexts
 
 __all__ = ["imbalance"]
 
@@ -43,7 +44,7 @@ def imbalance(samples: Sequence[Sample], last: int = 30) -> list[str]:
         found += _use(part, use) or _power(part, _means(samples, lambda card: card.power))
         found += _memory(part, _means(samples, lambda card: card.memory_used), named)
         found += _held_back(part, samples)
-    found += _idle(part, use, samples)
+    found += _idle(part, use, samples) + _contexts(samples[-1])
     return found + [line for job in samples[-1].jobs for line in _ranks(job, samples)]
 
 
@@ -113,6 +114,16 @@ def _idle(part: Sequence[str], use: dict[str, float], samples: Sequence[Sample])
     mine = {name for job in samples[-1].jobs for name in job.cards}
     idle = sorted(name for name in mine - set(part) if name in use)
     return [f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} nothing to do while others work"] if idle else []
+
+
+def _contexts(sample: Sample) -> list[str]:
+    on = {card.name: [(each.pid, each.memory or 0) for each in card.processes or ()] for card in sample.cards}
+    return [
+        f"{card} also holds {in_words(sum(memory for _, memory in extra))} of processes at work on other cards (pid "
+        f"{', '.join(str(pid) for pid, _ in extra[:4])}): set_device came too late, or a checkpoint was loaded without "
+        "map_location"
+        for card, extra in extra_contexts(on).items()
+    ]
 
 
 def _ranks(job: JobSample, samples: Sequence[Sample]) -> list[str]:

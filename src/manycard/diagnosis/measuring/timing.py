@@ -158,14 +158,17 @@ def time_all_reduce(collective: Collective, devices: Sequence[torch.device], siz
         size: bytes; at least 4.
     """
     numbers = max(size // 4, 1)
-    # Small whole numbers, whose sums fp32 holds exactly, that differ between cards and places.
-    ramp = (torch.arange(numbers, dtype=torch.int32) % 251).to(torch.float32)
-    tensors = [ramp.to(device) * (place + 1) for place, device in enumerate(devices)]
-    expected = ramp * sum(range(1, len(devices) + 1))
+    tensors = [_ramp(numbers, device) * (place + 1) for place, device in enumerate(devices)]
     collective.all_reduce(tensors)
     wait_for(devices)
-    right = all(torch.equal(tensor.cpu(), expected) for tensor in tensors)
+    times = sum(range(1, len(devices) + 1))
+    right = all(torch.equal(tensor, _ramp(numbers, tensor.device).mul_(times)) for tensor in tensors)
     for tensor in tensors:
         tensor.zero_()
     repeats = 20 if size <= 4 << 20 else 5
     return AllReduceTime(time_call(lambda: collective.all_reduce(tensors), devices, repeats), right)
+
+
+def _ramp(numbers: int, device: torch.device) -> Tensor:
+    """[numbers] small whole numbers that differ from place to place; fp32 holds their sums exactly."""
+    return (torch.arange(numbers, dtype=torch.int32, device=device) % 251).to(torch.float32)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 from manycard.diagnosis.facts import Facts
 from manycard.diagnosis.finding import Finding
 
 __all__ = ["probe"]
 
-_MANY_ERRORS = 100
+_MANY_ERRORS = 1000
 
 
 def probe(facts: Facts) -> list[Finding]:
@@ -72,18 +74,26 @@ def _errors(facts: Facts) -> list[Finding]:
 
 
 def _fabric(facts: Facts) -> list[Finding]:
+    # Of all cards: where CUDA can't start for it, none is chosen.
     waiting = {
-        name: health.fabric if health.fabric != "completed" else f"failed with status {health.fabric_status}"
-        for name, health in facts.chosen_health
+        f"card {index}": health.fabric if health.fabric != "completed" else f"failed with status {health.fabric_status}"
+        for index, health in facts.health.items()
         if health.fabric in ("not started", "in progress") or (health.fabric == "completed" and health.fabric_status)
     }
-    if not waiting:
-        return []
+    if not waiting or (facts.torch.available and not _without_p2p(facts)):
+        return []  # a virtual machine that was given single cards of such a board works without
     return [
         Finding(
             cause="the cards have not joined their NVSwitches, so CUDA can't start on them (error 802) or has no P2P",
             evidence=", ".join(f"{name}: {state}" for name, state in waiting.items()),
             fix="start Fabric Manager of exactly the driver's version: systemctl restart nvidia-fabricmanager",
-            severity="error",
+            severity="warning" if facts.torch.available else "error",
         )
     ]
+
+
+def _without_p2p(facts: Facts) -> bool:
+    return any(
+        facts.links.between(info, other_info).p2p is False
+        for (_, info), (_, other_info) in combinations(facts.chosen, 2)
+    )

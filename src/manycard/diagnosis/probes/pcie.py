@@ -40,7 +40,7 @@ def _narrow(name: str, health: CardHealth, copy: HostCopy | None) -> list[Findin
         short.append(f"{width} of {pcie.width_max} lanes")
     if copy and copy.generation and pcie.generation_max and copy.generation < pcie.generation_max:
         short.append(f"generation {copy.generation} of {pcie.generation_max} while copies ran")
-    if not short:
+    if not short or (copy is not None and _faster_than_told(copy)):
         return []
     return [
         Finding(
@@ -51,6 +51,12 @@ def _narrow(name: str, health: CardHealth, copy: HostCopy | None) -> list[Findin
             severity="warning",
         )
     ]
+
+
+def _faster_than_told(copy: HostCopy) -> bool:
+    """Whether copies were faster than the link that the driver tells of, which then was told while it slept."""
+    lane = GB_PER_S_A_LANE.get(copy.generation or 0)
+    return lane is not None and copy.width is not None and copy.to_card > lane * copy.width
 
 
 def _replays(name: str, health: CardHealth) -> list[Finding]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from manycard.diagnosis.live import JobSample, Sample, imbalance
+from manycard.diagnosis.live import JobSample, ProcessOnCard, Sample, imbalance
 from tests.unit.diagnosis.live.made_samples import CARD, GIB, ranks, samples
 
 
@@ -44,6 +44,18 @@ def test_small_differences_gaps_and_free_cards_are_none(second: dict[str, object
 def test_a_card_of_the_run_that_does_nothing():
     job = JobSample(4242, "python train.py", cards=("card 0", "card 1"))
     assert imbalance(samples(jobs=(job,), use=0, memory_used=GIB)) == ["card 1 has nothing to do while others work"]
+
+
+def test_ranks_that_touched_the_first_card():
+    first, second = samples(2)[0].cards
+    own = ProcessOnCard(7, 20 * GIB)
+    cards = (
+        replace(first, processes=(*(first.processes or ()), replace(own, memory=GIB // 2))),
+        replace(second, processes=(own,)),
+    )
+    found = imbalance([Sample(float(at), cards) for at in range(2)])
+    assert len(found) == 1
+    assert found[0].startswith("card 0 also holds 512 MiB of processes at work on other cards (pid 7)")
 
 
 def test_one_look_is_too_little():
