@@ -128,9 +128,8 @@ def test_damage_between_real_cards_is_seen():
 
 def test_measuring_leaves_nothing_on_the_cards(measured: dict[int, Facts]):
     facts_of(COUNTS[-1], measured)
-    mine = [process.pid for info in inventory() for process in info.processes or () if process.command]
-    assert not any("measuring.worker" in (look.command or "") for info in inventory() for look in info.processes or ())
-    assert len(mine) <= 64
+    commands = [process.command or "" for info in inventory() for process in info.processes or ()]
+    assert not any("measuring.worker" in words for words in commands)
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -226,7 +225,8 @@ class TestNccl:
         save_settings(machine, NcclSettings({"NCCL_MAX_NCHANNELS": "16"}, 1.1), settings_file(machine, environment))
         script = tmp_path / "script.py"
         script.write_text(
-            "import os, manycard as mc\np = mc.Parallel(cards='0,1')\nprint(os.environ.get('NCCL_MAX_NCHANNELS'))\np.close()\n"
+            "import os, manycard as mc\np = mc.Parallel(cards='0,1')\n"
+            "print(os.environ.get('NCCL_MAX_NCHANNELS'))\np.close()\n"
         )
         done = command("run", str(script), **environment)
         assert done.returncode == 0, done.stderr
