@@ -15,6 +15,9 @@ __all__ = ["print_doctor"]
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 _KINDS = "NV: NVLinks; PIX, PXB: PCIe switches; PHB, NODE, SYS: the host"
+_SPEEDS = "; numbers: GB/s from the row's card to the column's, and from the host"
+_WIDE = 5
+"""More cards than this are drawn closer together, so that eight fit into 80 columns."""
 
 Row = Mapping[str, Any]
 
@@ -26,6 +29,8 @@ def print_doctor(console: Console, document: Row) -> None:
     console.print(_cards_table(cards))
     if document["links"]:
         console.print(_links_table(cards, document["links"]))
+        measured = any(link["copies"] for link in document["links"])
+        console.print(f"({_KINDS}{_SPEEDS if measured else ''})", style="dim", highlight=False)
     if machine["all_reduce"]:
         console.print(_all_reduce_table(machine["all_reduce"]))
     if machine["nccl_sweep"]:
@@ -96,8 +101,7 @@ def _links_table(cards: list[Row], links: list[Row]) -> Table:
     between = {frozenset(link["cards"]): link for link in links}
     speeds = {(copy["source"], copy["target"]): copy for link in links for copy in link["copies"]}
     real = [row for row in cards if not row["simulated"]]
-    told = "; GB/s from the row's card to the column's" if speeds else ""
-    table = Table(title=f"Links ({_KINDS}{told})", title_justify="left")
+    table = Table(title="Links", title_justify="left", padding=(0, 1) if len(real) <= _WIDE else (0, 0))
     table.add_column("")
     for row in real:
         table.add_column(row["name"])
@@ -105,7 +109,9 @@ def _links_table(cards: list[Row], links: list[Row]) -> Table:
         cells = [_cell(row["name"], other["name"], between, speeds) for other in real]
         table.add_row(row["name"] if not row["slice_of"] else f"{row['name']} (slice)", *cells)
     if any(row["host_copies"] for row in real):
-        table.add_row("host", *(_host_cell(row["host_copies"]) for row in real))
+        table.add_row(
+            "PCIe" if len(real) > _WIDE else "host, by PCIe", *(_host_cell(row["host_copies"]) for row in real)
+        )
     return table
 
 
@@ -119,14 +125,18 @@ def _cell(one: str, other: str, between: Mapping[frozenset[str], Row], speeds: M
         return str(words)
     if copy["wrong_bytes"]:
         return f"{words}\n[bold red]WRONG[/]"
-    return f"{words}\n{copy['gb_per_s']:.0f} GB/s"
+    return f"{words}\n{_speed(copy['gb_per_s'])}"
 
 
 def _host_cell(copies: Row | None) -> str:
     if copies is None:
         return "-"
-    link = f"PCIe {copies['generation']} x{copies['width']}\n" if copies["generation"] and copies["width"] else ""
-    return f"{link}{copies['to_card']:.0f} GB/s"
+    link = f"{copies['generation']}.0 x{copies['width']}\n" if copies["generation"] and copies["width"] else ""
+    return f"{link}{_speed(copies['to_card'])}"
+
+
+def _speed(gb_per_s: float) -> str:
+    return f"{gb_per_s:.0f}" if gb_per_s >= 10 else f"{gb_per_s:.1f}"
 
 
 def _all_reduce_table(rows: list[Row]) -> Table:

@@ -11,13 +11,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from manycard.cards import in_words
+from manycard.cards.memory_size import GIB
 from manycard.diagnosis.live import CardSample, JobSample, Sample, imbalance
 
 __all__ = ["draw", "lines", "sparkline"]
 
 _BARS = "▁▂▃▄▅▆▇█"
+_MOST_PROCESSES = 2
 _PLAIN_BARS = "_.:-=+*#"
-_WIDTH = 24
+_WIDTH = 12
+"""Looks in a history: what leaves room for all columns in 80."""
 
 
 def sparkline(values: Sequence[float | None], most: float, *, width: int = _WIDTH, plain: bool = False) -> str:
@@ -67,22 +70,22 @@ def draw(samples: Sequence[Sample], *, plain: bool = False) -> RenderableType:
 
 
 def _cards_table(samples: Sequence[Sample], plain: bool) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("card", "use", "memory", "power", "heat", "PCIe in/out", "NVLink in/out", "processes"):
-        table.add_column(column, overflow="fold")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in ("card", "use", "memory, GiB", "power, heat", "PCIe, GB/s", "NVLink, GB/s", "processes"):
+        table.add_column(column, overflow="fold", min_width=_WIDTH if column in ("use", "memory, GiB") else None)
     for card in samples[-1].cards:
         use = _history(samples, card.name, lambda each: each.use)
         held = _history(samples, card.name, lambda each: each.memory_used)
         power = "-" if card.power is None else f"{card.power:.0f}"
-        power += "" if card.power_limit is None else f" / {card.power_limit:.0f} W"
+        power += "" if card.power_limit is None else f"/{card.power_limit:.0f} W"
+        heat = "-" if card.temperature is None else f"{card.temperature} °C"
         table.add_row(
-            f"{card.name}\n{escape(card.model)}",
+            f"{card.name}\n{escape(card.model.removeprefix('NVIDIA '))}",
             f"{_percent(card.use)}\n{sparkline(use, 100, plain=plain)}",
-            f"{_memory(card)}\n{sparkline(held, card.memory_total or 0, plain=plain)}",
-            power,
-            "-" if card.temperature is None else f"{card.temperature} °C",
-            f"{_rate(card.pcie_in)}\n{_rate(card.pcie_out)}",
-            f"{_rate(card.nvlink_in)}\n{_rate(card.nvlink_out)}",
+            f"{_memory(card, short=True)}\n{sparkline(held, card.memory_total or 0, plain=plain)}",
+            f"{power}\n{heat}",
+            f"in  {_gigabytes(card.pcie_in)}\nout {_gigabytes(card.pcie_out)}",
+            f"in  {_gigabytes(card.nvlink_in)}\nout {_gigabytes(card.nvlink_out)}",
             _processes(card),
         )
     return table
@@ -151,7 +154,9 @@ def _cores(percent: float | None) -> str:
     return "-" if percent is None else f"{percent / 100:.2f} cores"
 
 
-def _memory(card: CardSample) -> str:
+def _memory(card: CardSample, *, short: bool = False) -> str:
+    if short and card.memory_used is not None and card.memory_total is not None:
+        return f"{card.memory_used / GIB:.1f} / {card.memory_total / GIB:.0f}"
     return f"{in_words(card.memory_used)} / {in_words(card.memory_total)}"
 
 
@@ -163,6 +168,10 @@ def _rate(bytes_a_second: float | None) -> str:
     return f"{bytes_a_second / 1e6:.0f} MB/s"
 
 
+def _gigabytes(bytes_a_second: float | None) -> str:
+    return "-" if bytes_a_second is None else f"{bytes_a_second / 1e9:.1f}"
+
+
 def _processes(card: CardSample) -> str:
     if card.processes is None:
         return "not told"
@@ -171,5 +180,6 @@ def _processes(card: CardSample) -> str:
     shown = [
         f"{each.pid} {in_words(each.memory) if each.memory is not None else ''}".strip() for each in card.processes
     ]
-    more = [f"and {len(shown) - 3} more"] if len(shown) > 3 else []
-    return "\n".join(shown[:3] + more)
+    if len(shown) > _MOST_PROCESSES:
+        shown = [*shown[: _MOST_PROCESSES - 1], f"and {len(shown) - _MOST_PROCESSES + 1} more"]
+    return "\n".join(shown)

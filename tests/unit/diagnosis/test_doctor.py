@@ -120,7 +120,7 @@ def test_links_are_a_matrix_with_what_was_measured(on, capsys: pytest.CaptureFix
     on(facts)
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
-    for words in ("392 GB/s", "WRONG", "PCIe 5 x16", "55 GB/s", "bus bandwidth", "1,700 us", "308.0 GB/s"):
+    for words in ("392", "WRONG", "5.0 x16", "host, by PCIe", "bus bandwidth", "1,700 us", "308.0 GB/s"):
         assert words in out
     assert "arrive wrong" in out
 
