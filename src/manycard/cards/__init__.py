@@ -18,7 +18,7 @@ from manycard.cards.links import Link, Links, links
 from manycard.cards.memory_size import in_words, parse_size
 from manycard.cards.processes import CardProcess, own_pids
 from manycard.cards.spec import CardSpec, parse_spec
-from manycard.cards.surroundings import Network, Surroundings, read_surroundings
+from manycard.cards.surroundings import Network, Surroundings, Xid, read_surroundings
 from manycard.cards.visible import Visible, map_visible, visible_now
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "Pcie",
     "Surroundings",
     "Visible",
+    "Xid",
     "choose",
     "choose_cards",
     "in_words",

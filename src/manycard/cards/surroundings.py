@@ -7,6 +7,7 @@ be read (another system, a container that hides it, no permission) is None or em
 from __future__ import annotations
 
 import os
+import re
 import socket
 import struct
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["Network", "Surroundings", "read_surroundings"]
+__all__ = ["Network", "Surroundings", "Xid", "read_surroundings"]
 
 _NVIDIA = "0x10de"
 _DISPLAYS = ("0x0300", "0x0302")
@@ -25,6 +26,8 @@ _ACS = 0x000D
 _ACS_REDIRECTS = 0x1C
 """Its bits that send requests between devices through the host: P2P request and completion redirect, upstream
 forwarding."""
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): ([0-9]+),?([^\n]*)")
+_MOST_MESSAGES = 100_000
 _SHADOWING = ("libnccl.so", "libcudnn.so", "libcublas.so", "libcudart.so")
 """Libraries of torch's own that a folder in LD_LIBRARY_PATH can stand in for."""
 
@@ -44,6 +47,17 @@ class Network:
     def loopback(self) -> bool:
         """Whether it reaches this machine alone."""
         return self.name == "lo" or (self.address or "").startswith("127.")
+
+
+@dataclass(frozen=True)
+class Xid:
+    """An error that the driver has written into the kernel's log."""
+
+    code: int
+    bus: str
+    """The card's place on the PCI bus, such as ``0000:1b:00``."""
+    text: str = ""
+    """What follows the code."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +91,8 @@ class Surroundings:
     """NVIDIA cards on the PCI bus, whether or not a driver has them."""
     nccl_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """NCCL's configuration files that are there -> what they set."""
+    xids: tuple[Xid, ...] = ()
+    """The driver's errors since the machine started, as far as the kernel's log may be read and still has them."""
     shadowing: tuple[str, ...] = ()
     """Libraries in LD_LIBRARY_PATH or LD_PRELOAD that can stand in for torch's own."""
 
@@ -106,6 +122,7 @@ def read_surroundings(root: Path = Path("/"), environment: Mapping[str, str] | N
         name_resolves=_own_name_resolves(),
         cards_on_bus=_count_cards(system / "bus/pci/devices"),
         nccl_files=_read_nccl_files(root, environment),
+        xids=_read_xids(root / "dev/kmsg"),
         shadowing=_find_shadowing(environment),
     )
 
@@ -263,6 +280,29 @@ def _read_nccl_files(root: Path, environment: Mapping[str, str]) -> dict[str, di
         if pairs:
             found[str(place)] = {name.strip(): value.strip() for name, _, value in pairs}
     return found
+
+
+def _read_xids(log: Path) -> tuple[Xid, ...]:
+    """Each message of the kernel's log is one read; without waiting for the next one."""
+    found = []
+    try:
+        descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return ()
+    try:
+        for _ in range(_MOST_MESSAGES):
+            message = os.read(descriptor, 65536)
+            if not message:
+                break
+            found += [
+                Xid(int(code), bus, text.strip()[:120])
+                for bus, code, text in _XID.findall(message.decode("utf-8", errors="replace"))
+            ]
+    except OSError:  # there is no further message, or the oldest was overwritten meanwhile
+        pass
+    finally:
+        os.close(descriptor)
+    return tuple(found)
 
 
 def _find_shadowing(environment: Mapping[str, str]) -> tuple[str, ...]:

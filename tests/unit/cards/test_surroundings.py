@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from manycard.cards import Network, read_surroundings
+from manycard.cards import Network, Xid, read_surroundings
 
 
 def put(root: Path, path: str, content: str | bytes) -> None:
@@ -109,6 +109,19 @@ def test_libraries_that_stand_in(tmp_path: Path):
     assert read_surroundings(tmp_path, environment).shadowing == (
         "/x/libcudnn.so.8",
         str(tmp_path / "lib" / "libnccl.so.2"),
+    )
+
+
+def test_errors_of_the_driver_in_the_kernel_s_log(tmp_path: Path):
+    put(
+        tmp_path,
+        "dev/kmsg",
+        "6,1,2,-;NVRM: loading\n3,2,3,-;NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.\n"
+        "3,3,4,-;NVRM: Xid (PCI:0000:1c:00): 31\n",
+    )
+    assert read_surroundings(tmp_path, {}).xids == (
+        Xid(79, "0000:1b:00", "pid=1, GPU has fallen off the bus."),
+        Xid(31, "0000:1c:00"),
     )
 
 

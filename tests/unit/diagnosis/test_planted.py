@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from manycard.cards import CardProcess, Ecc, Network, NvLinkState
+from manycard.cards import CardProcess, Ecc, Network, NvLinkState, Xid
 from manycard.diagnosis import Facts, Measured, diagnose
 from manycard.diagnosis.measured import AllReduce, Copy
 from manycard.diagnosis.probes import nvlinks
@@ -124,6 +124,9 @@ PLANTED: list[tuple[str, Callable[[], Facts], str, str, str]] = [
     ("slow from host", lambda: host_copied(to_card=9.0), "warning", "between the host and cuda:1", "9.0 GB/s to the card"),
     ("unequal from host", lambda: host_copied(to_card=32.5), "warning", "reaches cuda:1 more slowly", "32.5 GB/s"),
     ("corrupt copies", lambda: copied(1, wrong_bytes=512), "error", "arrive wrong", "cuda:1 to cuda:0: 512 bytes"),
+    ("P2P refused by CUDA", lambda: copied(0, peer=False), "warning", "CUDA refuses direct access", "cuda:0 to cuda:1"),
+    ("Xid 79", lambda: around(xids=(Xid(79, "0000:02:00", "GPU has fallen off"),)), "warning", "of cuda:1: it fell off the bus", "Xid 79 in the kernel's log, 1 time;"),
+    ("Xid 95 twice", lambda: around(xids=(Xid(95, "0000:09:00"),) * 2), "warning", "of the card at 0000:09:00", "2 times"),
     ("slow copies", lambda: copied(0, gb_per_s=40.0), "warning", "from cuda:0 to cuda:1 are much slower", "40.0 GB/s"),
     (
         "slow copies both ways",
@@ -336,6 +339,10 @@ def test_ranks_that_touched_another_card_than_theirs():
     assert "set_device" in finding.fix
     whole = made_facts([card(index, free=100, processes=[each[0]]) for index in range(2)])
     assert diagnose(replace(whole, own_pids=frozenset({100}))) == [], "one process that drives all cards"
+
+
+def test_errors_of_programs_are_no_finding():
+    assert diagnose(around(xids=(Xid(13, "0000:01:00"), Xid(31, "0000:01:00"), Xid(43, "0000:01:00")))) == []
 
 
 def test_an_idle_link_that_sleeps_is_no_finding():

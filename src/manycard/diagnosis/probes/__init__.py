@@ -30,6 +30,7 @@ from manycard.diagnosis.probes import (
     torch_environment,
     versions,
     visibility,
+    xid,
 )
 
 __all__ = ["PROBES"]
@@ -45,6 +46,7 @@ PROBES: tuple[Callable[[Facts], list[Finding]], ...] = (
     card_settings.probe,
     clocks.probe,
     ecc.probe,
+    xid.probe,
     pcie.probe,
     nvlinks.probe,
     links.probe,

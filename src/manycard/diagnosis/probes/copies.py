@@ -29,7 +29,12 @@ def probe(facts: Facts) -> list[Finding]:
         if (one := _info(facts, copy.source)) is not None and (other := _info(facts, copy.target)) is not None
     ]
     slow = [finding for copy, one, other, link in pairs if (finding := _slow(facts, copy, link, (one, other)))]
-    return [*_wrong(facts), *(slow[:1] if len(slow) < 2 else [_together(slow)]), *_unequal(pairs, bool(slow))]
+    return [
+        *_wrong(facts),
+        *_refused(pairs),
+        *(slow[:1] if len(slow) < 2 else [_together(slow)]),
+        *_unequal(pairs, bool(slow)),
+    ]
 
 
 def _info(facts: Facts, name: str) -> CardInfo | None:
@@ -50,6 +55,22 @@ def _wrong(facts: Facts) -> list[Finding]:
             fix="switch the IOMMU off or to pass-through (boot with iommu=pt, or in the BIOS) and PCIe ACS off, then "
             "run this again; NCCL_P2P_DISABLE=1 mends NCCL's share only, never tensor.to(); until then use one card",
             severity="error",
+        )
+    ]
+
+
+def _refused(pairs: list[tuple[Copy, CardInfo, CardInfo, Link]]) -> list[Finding]:
+    """Pairs for which the management library and CUDA say different things."""
+    refused = [copy for copy, _, _, link in pairs if link.p2p and copy.peer is False]
+    if not refused:
+        return []
+    return [
+        Finding(
+            cause="CUDA refuses direct access between cards (P2P) for which the driver says that it works",
+            evidence=", ".join(f"{copy.source} to {copy.target}" for copy in refused[:4])
+            + ": torch.cuda.can_device_access_peer is False",
+            fix="in a container or a virtual machine, ask its provider for P2P; else restart the machine",
+            severity="warning",
         )
     ]
 
