@@ -48,7 +48,8 @@ def probe(facts: Facts) -> list[Finding]:
     return [
         Finding(
             cause=f"the driver has reported of {names.get(place, f'the card at {place}')}: {_MEANINGS[code][0]}",
-            evidence=f"Xid {code} in the kernel's log, {len(texts)} time{'s'[: len(texts) > 1]}; the last: {texts[-1] or 'no words'}",
+            evidence=f"Xid {code} in the kernel's log, {len(texts)} time{'s'[: len(texts) > 1]}; the last: "
+            + (texts[-1] or "no words"),
             fix=_MEANINGS[code][1],
             severity="warning",
         )
