@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -156,7 +157,7 @@ def _watch(samples: Iterator[Sample]) -> None:
                 continue
             unequal = imbalance(list(seen))
             for line in lines(sample) + ([f"unequal: {each}" for each in unequal] if unequal != said else []):
-                print(line, flush=True)
+                _print_line(line)
             said = unequal
 
 
@@ -167,7 +168,13 @@ def _print(seen: list[Sample]) -> None:
         console.print(draw(seen, plain=_is_plain(console)))
         return
     for line in lines(seen[-1]) + [f"unequal: {each}" for each in imbalance(seen)]:
-        print(line)
+        _print_line(line)
+
+
+def _print_line(line: str) -> None:
+    """Print a line at once, on whatever the terminal or the file can show."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(line.encode(encoding, "replace").decode(encoding), flush=True)
 
 
 def _replay(path: Path, once: bool, as_json: bool) -> None:

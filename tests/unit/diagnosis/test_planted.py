@@ -341,6 +341,12 @@ def test_ranks_that_touched_another_card_than_theirs():
     assert diagnose(replace(whole, own_pids=frozenset({100}))) == [], "one process that drives all cards"
 
 
+def test_a_broken_driver_is_no_error_where_simulated_cards_were_asked_for():
+    facts = without_cards("installed but not loaded", 2)
+    facts = replace(facts, choice=made_facts([], "cpu:2").choice)
+    assert [finding.severity for finding in diagnose(facts)] == ["warning"]
+
+
 def test_errors_of_programs_are_no_finding():
     assert diagnose(around(xids=(Xid(13, "0000:01:00"), Xid(31, "0000:01:00"), Xid(43, "0000:01:00")))) == []
 

@@ -2,6 +2,7 @@
 
 bits     copies compared with what was sent
 timing   how fast cards copy, compute and add up
+request  what the process that measures is asked to do
 stages   a process watched from outside, so that what hangs has a name and ends
 worker   the process that measures
 """
@@ -18,8 +19,8 @@ from manycard.cards import in_words
 from manycard.cards.choose import others_on
 from manycard.diagnosis.facts import Facts
 from manycard.diagnosis.measured import Measured
+from manycard.diagnosis.measuring.request import Request
 from manycard.diagnosis.measuring.stages import StagedRun, run_in_stages
-from manycard.diagnosis.measuring.worker import Request
 
 __all__ = ["Request", "measure", "request_for", "run_request"]
 
@@ -83,6 +84,7 @@ def run_request(
     variables = {name: value for name, value in environment.items() if not name.startswith("MANYCARD_")}
     root = str(Path(__file__).resolve().parents[3])
     variables["PYTHONPATH"] = os.pathsep.join(path for path in (root, variables.get("PYTHONPATH", "")) if path)
+    variables["PYTHONSAFEPATH"] = "1"  # nothing in the working folder stands in for a module that is imported here
     words = [sys.executable, "-m", "manycard.diagnosis.measuring.worker", request.to_json()]
     return run_in_stages(words, variables, on_stage)
 

@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from itertools import permutations
 from typing import Any
 
@@ -20,45 +19,12 @@ import torch
 from manycard.cards import Card
 from manycard.cards.health import read_clock_reasons
 from manycard.cards.nvml import Session, session
-from manycard.diagnosis.measuring.bits import SIZES, compare_copies
+from manycard.diagnosis.measuring.bits import compare_copies
+from manycard.diagnosis.measuring.request import Request
 from manycard.diagnosis.measuring.timing import time_all_reduce, time_copies, time_host_copies, time_products, wait_for
 from manycard.engine.collective import make_collective
 
-__all__ = ["Request", "main"]
-
-STAGES = ("copies", "host", "load", "nccl")
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is to be measured on which cards."""
-
-    devices: tuple[str, ...]
-    """Torch's names, such as ``cuda:1``; ``cpu`` for a simulated card."""
-    nvml: tuple[int, ...] = ()
-    """NVML's numbers of the same cards; may be empty."""
-    stages: tuple[str, ...] = STAGES
-    copy_size: int = 256 << 20
-    """Bytes of the copies that are timed."""
-    compared: tuple[int, ...] = SIZES
-    """Bytes of the copies that are compared."""
-    reduced: tuple[int, ...] = (4 << 10, 64 << 10, 1 << 20, 25 << 20, 100 << 20, 500 << 20)
-    """Bytes of the all-reduces."""
-    matrix_side: int = 8192
-    load_seconds: float = 1.5
-
-    def to_json(self) -> str:
-        """As `from_json` reads it."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Request:
-        """Read what `to_json` wrote."""
-        read: dict[str, Any] = json.loads(text)
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in read.items()
-        }
-        return cls(**values)
+__all__ = ["main"]
 
 
 class _Reporter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from manycard.diagnosis.facts import Facts
-from manycard.diagnosis.finding import Finding
+from manycard.diagnosis.finding import Finding, Severity
 
 __all__ = ["probe"]
 
@@ -38,19 +38,21 @@ def _broken(facts: Facts) -> Finding | None:
     """Why a machine that has NVIDIA cards can't use them."""
     why = facts.machine.why_none
     on_bus = facts.surroundings.cards_on_bus
+    # With --cards cpu:N nothing is said of a fallback, and training on the cards asked for does start.
+    fatal: Severity = "error" if facts.choice.said else "warning"
     if "machine not restarted" in why:
         return Finding(
             cause="the NVIDIA driver was updated and the machine not restarted since, so no card can be used",
             evidence=why,
             fix="restart the machine, or reload its kernel modules while nobody uses them",
-            severity="error",
+            severity=fatal,
         )
     if "not loaded" in why:
         return Finding(
             cause="the NVIDIA driver is installed but not loaded, so no card can be used",
             evidence=why,
             fix="sudo modprobe nvidia; if that fails, see dmesg: a new kernel needs the module built anew (DKMS)",
-            severity="error",
+            severity=fatal,
         )
     if "did not start" in why or "finds no card" in why:
         return Finding(
@@ -58,7 +60,7 @@ def _broken(facts: Facts) -> Finding | None:
             evidence=f"{why}; {on_bus} NVIDIA cards on the PCI bus" if on_bus else why,
             fix="run nvidia-smi for the driver's own words; in a container, start it with --gpus all and check that "
             "nvidia-smi works on the host; see dmesg for Xid",
-            severity="error" if on_bus else "warning",
+            severity=fatal if on_bus else "warning",
         )
     if on_bus:
         return Finding(
