@@ -112,6 +112,7 @@ def test_cards_compute_under_load_and_all_reduces_are_right(count: int, measured
         assert found.all_reduces == ()
         return
     assert all(reduced.right for reduced in found.all_reduces)
+    assert [ranks.count for ranks in found.ranks] == [count]
     assert found.all_reduces[0].us < found.all_reduces[-1].us
 
 

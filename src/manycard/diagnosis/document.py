@@ -89,6 +89,7 @@ def _machine(facts: Facts, sweep: dict[str, Any] | None) -> dict[str, Any]:
         "choice": facts.choice.summary(),
         "said": facts.choice.describe() or None,
         "all_reduce": [asdict(reduced) for reduced in measured.all_reduces],
+        "ranks_join_s": measured.ranks[0].seconds if measured.ranks else None,
         "not_measured": measured.left_out or None,
         "nccl_sweep": sweep,
     }

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["AllReduce", "Copy", "HostCopy", "Load", "Measured"]
+__all__ = ["AllReduce", "Copy", "HostCopy", "Load", "Measured", "Ranks"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,15 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Ranks:
+    """Processes, one a card, that have joined in a group."""
+
+    count: int
+    seconds: float
+    """From their start to their end, the start of Python and torch included."""
+
+
+@dataclass(frozen=True)
 class Measured:
     """Everything that was measured."""
 
@@ -85,6 +94,8 @@ class Measured:
     host_copies: tuple[HostCopy, ...] = ()
     all_reduces: tuple[AllReduce, ...] = ()
     loads: tuple[Load, ...] = ()
+    ranks: tuple[Ranks, ...] = ()
+    """At most one."""
     hung_at: str = ""
     """The stage that did not end in time, such as ``starting NCCL``; empty where all ended."""
     failed_at: str = ""
@@ -105,16 +116,21 @@ class Measured:
         """Put together what the measuring process wrote, a record a figure.
 
         Args:
-            records: each with ``kind`` (copy, host, all_reduce or load) and its figures.
+            records: each with ``kind`` (copy, host, all_reduce, load or ranks) and its figures.
             ended: `hung_at` and the like.
         """
-        kinds: dict[str, list[Any]] = {"copy": [], "host": [], "all_reduce": [], "load": []}
-        makers = {"copy": Copy, "host": HostCopy, "all_reduce": AllReduce, "load": Load}
+        kinds: dict[str, list[Any]] = {"copy": [], "host": [], "all_reduce": [], "load": [], "ranks": []}
+        makers = {"copy": Copy, "host": HostCopy, "all_reduce": AllReduce, "load": Load, "ranks": Ranks}
         for record in records:
             values = {name: value for name, value in record.items() if name != "kind"}
             if "reasons" in values:
                 values["reasons"] = tuple(values["reasons"])
             kinds[record["kind"]].append(makers[record["kind"]](**values))
         return cls(
-            tuple(kinds["copy"]), tuple(kinds["host"]), tuple(kinds["all_reduce"]), tuple(kinds["load"]), **ended
+            tuple(kinds["copy"]),
+            tuple(kinds["host"]),
+            tuple(kinds["all_reduce"]),
+            tuple(kinds["load"]),
+            tuple(kinds["ranks"]),
+            **ended,
         )

@@ -3,6 +3,7 @@
 bits     copies compared with what was sent
 timing   how fast cards copy, compute and add up
 request  what the process that measures is asked to do
+ranks    do processes, one a card, find each other
 stages   a process watched from outside, so that what hangs has a name and ends
 worker   the process that measures
 """
@@ -107,12 +108,12 @@ def _is(names: Sequence[str]) -> str:
 
 def _what_helps(request: Request, environment: Mapping[str, str], on_stage: Callable[[str], None]) -> str:
     """The first variable with which NCCL starts and adds up, such as ``NCCL_P2P_DISABLE=1``; empty for none."""
-    small = replace(request, stages=("nccl",), reduced=(1 << 20,))
+    small = replace(request, stages=("nccl", "ranks"), reduced=(1 << 20,))
     for name in _REMEDIES:
         if name in environment:
             continue
         on_stage(f"trying {name}=1")
         run = run_request(small, {**environment, name: "1"})
-        if not run.hung_at and not run.failed_at and all(record.get("right") for record in run.records):
+        if not run.hung_at and not run.failed_at and all(record.get("right", True) for record in run.records):
             return f"{name}=1"
     return ""

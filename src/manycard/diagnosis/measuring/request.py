@@ -10,7 +10,8 @@ from manycard.diagnosis.measuring.bits import SIZES
 
 __all__ = ["STAGES", "Request"]
 
-STAGES = ("copies", "host", "load", "nccl")
+STAGES = ("copies", "host", "load", "nccl", "ranks")
+"""Everything that can be measured, in its order."""
 
 
 @dataclass(frozen=True)

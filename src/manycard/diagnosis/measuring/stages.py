@@ -136,5 +136,8 @@ def _in_a_line(log: str, code: int) -> str:
         line for line in lines if line.split(":")[0].endswith(("Error", "Exception")) and " " not in line.split(":")[0]
     ]
     words = named[-1] if named else lines[-1] if lines else ""
+    if named:
+        kind, _, said = words.partition(":")
+        words = f"{kind.rsplit('.', 1)[-1]}:{said}"
     how = f"ended by signal {-code}" if code < 0 else f"exit status {code}"
     return f"{words[:_LONGEST_FAILURE]} ({how})" if words else how

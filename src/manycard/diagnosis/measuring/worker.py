@@ -20,11 +20,15 @@ from manycard.cards import Card
 from manycard.cards.health import read_clock_reasons
 from manycard.cards.nvml import Session, session
 from manycard.diagnosis.measuring.bits import compare_copies
+from manycard.diagnosis.measuring.ranks import join_ranks
 from manycard.diagnosis.measuring.request import Request
 from manycard.diagnosis.measuring.timing import time_all_reduce, time_copies, time_host_copies, time_products, wait_for
 from manycard.engine.collective import make_collective
 
 __all__ = ["main"]
+
+_RANKS_LIMIT = 60.0
+"""Seconds in which ranks must have started, met and added up; the stage itself has longer, to say who is stuck."""
 
 
 class _Reporter:
@@ -62,6 +66,9 @@ def main(text: str, descriptor: int) -> None:
             _measure_load(report, request, devices, nvml, handles)
     if "nccl" in request.stages and len(devices) > 1:
         _measure_all_reduce(report, request, devices)
+    if "ranks" in request.stages and len(devices) > 1:
+        report.stage(f"joining {len(devices)} ranks over NCCL", 2 * _RANKS_LIMIT)
+        report.found("ranks", count=len(devices), seconds=join_ranks(request.devices, _RANKS_LIMIT))
 
 
 def _measure_copies(

@@ -15,6 +15,7 @@ from manycard.cards import Card
 from manycard.diagnosis import Measured
 from manycard.diagnosis.measuring import Request, measure, request_for, run_request
 from manycard.diagnosis.measuring.bits import compare_copies
+from manycard.diagnosis.measuring.ranks import RanksStuckError, join_ranks
 from manycard.diagnosis.measuring.stages import FIRST_STAGE, run_in_stages
 from manycard.diagnosis.measuring.timing import time_all_reduce, time_host_copies, time_products
 from manycard.engine.collective import Collective, SumsOnHost
@@ -88,6 +89,20 @@ def test_the_worker_measures_every_pair_and_card():
     assert len(measured.host_copies) == len(measured.loads) == 2
     assert stages[0] == FIRST_STAGE
     assert "starting NCCL on cpu, cpu" in stages
+    assert stages[-1] == "joining 2 ranks over NCCL"
+    assert measured.ranks[0].count == 2
+
+
+class TestRanks:
+    def test_a_network_interface_that_is_not_there(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no_such_interface")
+        with pytest.raises(RanksStuckError, match="rank 0 failed at: joining the group over gloo"):
+            join_ranks(["cpu", "cpu"], 60)
+
+    def test_ranks_that_are_not_done_in_time_are_named_with_what_they_do(self):
+        with pytest.raises(RanksStuckError, match=r"rank 0 waits at: .*; rank 1 waits at: "):
+            join_ranks(["cpu", "cpu"], 0.1)
+        assert not [child for child in psutil.Process().children() if "measuring.ranks" in " ".join(child.cmdline())]
 
 
 class TestStages:
