@@ -84,7 +84,8 @@ class NcclSettings:
 
 def settings_file(machine: NcclMachine, environment: Mapping[str, str] = os.environ) -> Path:
     """Where a machine's settings are saved: below XDG_CONFIG_HOME, by default ``~/.config``."""
-    base = environment.get("XDG_CONFIG_HOME") or str(Path(environment.get("HOME") or "~").expanduser() / ".config")
+    home = environment.get("HOME") or os.path.expanduser("~")  # which Path would raise for where there is none
+    base = environment.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
     return Path(base) / "manycard" / "nccl" / f"{machine.key}.json"
 
 

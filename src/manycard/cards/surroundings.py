@@ -158,7 +158,7 @@ def _read_limits() -> tuple[int | None, int | None, int | None]:
 def _read_nodes(folder: Path) -> dict[int, frozenset[int]]:
     nodes = {}
     for path in _children(folder):
-        if path.name.startswith("node") and path.name[4:].isdigit():
+        if path.name.startswith("node") and path.name[4:].isdecimal():
             nodes[int(path.name[4:])] = _cpu_list(_text(path / "cpulist") or "")
     return nodes
 
@@ -168,7 +168,7 @@ def _cpu_list(text: str) -> frozenset[int]:
     cpus: set[int] = set()
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
-        if first.isdigit():
+        if first.isdecimal():
             cpus.update(range(int(first), int(last or first) + 1))
     return frozenset(cpus)
 

@@ -347,6 +347,24 @@ def test_a_broken_driver_is_no_error_where_simulated_cards_were_asked_for():
     assert [finding.severity for finding in diagnose(facts)] == ["warning"]
 
 
+@pytest.mark.parametrize(
+    "value", ["", " ", "²", "٣", "-1", "1e9", "nan", ",", "a:b:c", "[", "^", "=", "\x00", "9" * 30]
+)
+def test_no_value_of_a_variable_ends_a_probe(value: str):
+    names = {name for environment, *_ in VARIABLES for name in environment}
+    names |= {
+        "OMP_NUM_THREADS",
+        "CUDA_DEVICE_ORDER",
+        "GLOO_SOCKET_IFNAME",
+        "LOCAL_WORLD_SIZE",
+        "WORLD_SIZE",
+        "NCCL_DEBUG",
+    }
+    for name in sorted(names - {"CUDA_VISIBLE_DEVICES"}):
+        for finding in diagnose(variables(**{name: value})):
+            assert finding.evidence
+
+
 def test_errors_of_programs_are_no_finding():
     assert diagnose(around(xids=(Xid(13, "0000:01:00"), Xid(31, "0000:01:00"), Xid(43, "0000:01:00")))) == []
 

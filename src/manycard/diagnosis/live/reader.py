@@ -152,7 +152,7 @@ def _local_rank(process: psutil.Process) -> int | None:
         rank = process.environ().get("LOCAL_RANK", "")
     except (psutil.Error, OSError):
         return None
-    return int(rank) if rank.isdigit() else None
+    return int(rank) if rank.isdecimal() else None
 
 
 def _of_job(cards: list[CardSample], samples: Sequence[JobSample]) -> list[CardSample]:

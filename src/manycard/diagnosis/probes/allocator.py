@@ -80,7 +80,7 @@ def _wrong(key: str, colon: str, setting: str) -> tuple[str, str] | None:
         return f"{key!r} is no setting of the allocator", f"write {close[0]}" if close else "take it out"
     if key in _SWITCHES and setting not in ("True", "False"):
         return f"{key} is {setting!r}", f"write {key}:True or {key}:False, with a capital"
-    if key == "max_split_size_mb" and not (setting.isdigit() and int(setting) >= _SMALLEST_SPLIT):
+    if key == "max_split_size_mb" and not (setting.isdecimal() and int(setting) >= _SMALLEST_SPLIT):
         return f"max_split_size_mb is {setting!r}, and must be above 20", "write max_split_size_mb:512, or take it out"
     if key in ("garbage_collection_threshold", "per_process_memory_fraction") and not _is_share(setting):
         return f"{key} is {setting!r}, and must be between 0 and 1", f"write {key}:0.8"

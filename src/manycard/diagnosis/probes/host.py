@@ -28,7 +28,7 @@ def _threads(facts: Facts) -> list[Finding]:
     written = facts.environment.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if not written:
         return []
-    if not written.isascii() or not written.isdigit() or int(written) < 1:
+    if not written.isascii() or not written.isdecimal() or int(written) < 1:
         return [
             Finding(
                 cause="OMP_NUM_THREADS holds no number of threads, so each library takes its own default",

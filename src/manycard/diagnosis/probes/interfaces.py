@@ -34,7 +34,7 @@ def probe(facts: Facts) -> list[Finding]:
 def _several_machines(facts: Facts) -> bool:
     """Whether a launcher of several machines has started this process."""
     world, local = facts.environment.get("WORLD_SIZE", ""), facts.environment.get("LOCAL_WORLD_SIZE", "")
-    return world.isdigit() and local.isdigit() and int(world) > int(local)
+    return world.isdecimal() and local.isdecimal() and int(world) > int(local)
 
 
 def _look_at(name: str, value: str, networks: tuple[Network, ...], several: bool) -> list[Finding]:

@@ -24,7 +24,7 @@ def _left_over(facts: Facts) -> list[Finding]:
     there = {name: facts.environment[name] for name in _NEEDED if name in facts.environment}
     world = there.get("WORLD_SIZE", "")
     by_a_launcher = "TORCHELASTIC_RUN_ID" in facts.environment or "SLURM_PROCID" in facts.environment
-    if not world.isdigit() or int(world) < 2 or by_a_launcher:
+    if not world.isdecimal() or int(world) < 2 or by_a_launcher:
         return []
     missing = [name for name in _NEEDED if name not in there]
     return [
@@ -42,7 +42,7 @@ def _more_ranks_than_cards(facts: Facts) -> list[Finding]:
     local = facts.environment.get("LOCAL_WORLD_SIZE", "")
     cards = len(facts.visible.cards)
     if (
-        not local.isdigit()
+        not local.isdecimal()
         or not cards
         or int(local) <= cards
         or facts.environment.get("MANYCARD_CARDS", "")[:4] == "cpu:"

@@ -178,7 +178,7 @@ def _p2p_off(facts: Facts, set_to: str) -> Finding:
 def _p2p_level(facts: Facts, value: str, set_to: str) -> Finding | None:
     word = value.upper()
     if word not in _LEVELS:
-        if value.isdigit():  # the old form, which NCCL still reads
+        if value.isdecimal():  # the old form, which NCCL still reads
             return None
         return _warn(
             "NCCL_P2P_LEVEL holds no level, so NCCL takes its default",
@@ -217,7 +217,7 @@ def _told(name: str, setting: Setting) -> Finding | None:
     if what is None:
         return None
     return Finding(
-        cause=f"{name} is set: it {what}" if not what[0].isdigit() else f"{name} is set: {what}",
+        cause=f"{name} is set: it {what}" if not what[0].isdecimal() else f"{name} is set: {what}",
         evidence=f"{name}={setting}",
         fix="unset it unless you have measured that it helps here; manycard doctor --deep compares settings",
         severity="note",

@@ -61,7 +61,7 @@ def _order(facts: Facts) -> list[Finding]:
                 severity="warning",
             )
         ]
-    numbered = facts.environment.get(_SETTING, "").strip()[:1].isdigit()
+    numbered = facts.environment.get(_SETTING, "").strip()[:1].isdecimal()
     if order is None and len({info.name for info in facts.machine.cards}) > 1 and numbered:
         return [
             Finding(
