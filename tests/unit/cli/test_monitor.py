@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -138,5 +137,5 @@ def test_an_empty_recording_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_on_this_machine_as_it_is(capsys: pytest.CaptureFixture[str]):
     assert main(["monitor", "--once", "--interval", "0.1"]) == 0
-    assert capsys.readouterr().out
-    assert os.getpid()
+    out = capsys.readouterr().out
+    assert "card 0" in out or "run" in out

@@ -375,7 +375,8 @@ def test_an_idle_link_that_sleeps_is_no_finding():
 
 
 def test_a_power_cap_that_is_reached_is_no_finding():
-    assert measured(2).loads[0].reasons == ("power cap",)
+    assert diagnose(loaded(reasons=("power cap",), sm_clock=1500)) == []
+    assert diagnose(loaded(reasons=("power brake",), sm_clock=1500)) != []
 
 
 def test_a_name_that_does_not_resolve():
