@@ -4,7 +4,8 @@ Behaviour:
     * Tables (machine, cards, links, all-reduce) and the findings in words on standard output; with ``--json`` one
       document with the keys machine, cards, links and findings, and nothing else there.
     * ``--cards`` says which cards a run would use; findings about cards are about those, and those are measured, in a
-      process of its own whose every stage has a time limit. Cards that others use are not measured, which is said.
+      process of its own whose every stage has a time limit. Where CUDA itself hangs, that is found before this process
+      asks it anything. Cards that others use are not measured, which is said.
       ``--quick`` reads only, and takes no memory on a card.
     * ``--deep`` also compares NCCL's settings, in fresh processes, prints the best as ``export`` lines and saves it
       for this machine. Where that can't be done, the reason stands in its place.
@@ -18,6 +19,7 @@ Behaviour:
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
@@ -26,11 +28,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from manycard.cards import read_machine
 from manycard.cards.nccl_settings import NcclMachine, NcclSettings, save_settings
 from manycard.cli.options import CardsOption, JsonOption, print_json, say
-from manycard.diagnosis import Facts, diagnose, read_facts
+from manycard.diagnosis import Facts, Measured, diagnose, read_facts
 from manycard.diagnosis.document import describe, describe_sweep
-from manycard.diagnosis.measuring import measure
+from manycard.diagnosis.measuring import cuda_hangs_at, measure
 from manycard.diagnosis.selecting import select
 from manycard.diagnosis.tuning import TrialFailed, candidates_for, sizes_for, sweep, trial_runner
 from manycard.errors import SettingError
@@ -75,9 +78,8 @@ def doctor(
     if choose_only:
         _select("auto" if cards is None else cards, as_json)
         return
-    facts = read_facts("all" if cards is None else cards)
-    if not quick:
-        facts = _measured(facts)
+    spec = "all" if cards is None else cards
+    facts = read_facts(spec) if quick else _read_and_measure(spec)
     findings = diagnose(facts)
     document = describe(facts, findings, _sweep(facts) if deep else None)
     if as_json:
@@ -99,7 +101,12 @@ def _select(spec: str, as_json: bool) -> None:
         print(f"CUDA_VISIBLE_DEVICES={selection.value}")
 
 
-def _measured(facts: Facts) -> Facts:
+def _read_and_measure(spec: str) -> Facts:
+    """Read and measure; where CUDA itself hangs, without it."""
+    stuck = cuda_hangs_at(os.environ) if read_machine().cards else ""
+    if stuck:
+        return replace(read_facts(spec, cuda=False), measured=Measured(hung_at=stuck))
+    facts = read_facts(spec)
     if not facts.chosen:
         return replace(facts, measured=measure(facts))
     console = Console(stderr=True)

@@ -93,18 +93,19 @@ class Facts:
         return [info for info in self.machine.cards if info.uuid not in seen]
 
 
-def read_facts(spec: str | int | Sequence[int] = "all") -> Facts:
+def read_facts(spec: str | int | Sequence[int] = "all", *, cuda: bool = True) -> Facts:
     """Read the machine and choose the cards that a run with ``--cards`` would use.
 
     Args:
         spec: as `manycard.cards.choose_cards` takes it.
+        cuda: False leaves CUDA alone, on a machine where it is known to hang: torch then sees no cards.
 
     Raises:
         CardsError: the cards asked for can't be had.
     """
     parsed = parse_spec(spec)
     machine = read_machine()
-    visible = visible_now(machine.cards, machine.why_none)
+    visible = visible_now(machine.cards, machine.why_none) if cuda else Visible((), ("CUDA does not answer here",))
     joined = links([*machine.cards, *visible.cards])
     hidden = max(len(machine.cards) - len(visible.cards), 0)
     pids = own_pids()
@@ -114,7 +115,7 @@ def read_facts(spec: str | int | Sequence[int] = "all") -> Facts:
         visible,
         joined,
         choice,
-        read_torch(),
+        read_torch(cuda=cuda),
         pids,
         dict(os.environ),
         health=read_health(),
@@ -122,21 +123,25 @@ def read_facts(spec: str | int | Sequence[int] = "all") -> Facts:
     )
 
 
-def read_torch() -> TorchFacts:
-    """Read what torch is."""
+def read_torch(*, cuda: bool = True) -> TorchFacts:
+    """Read what torch is.
+
+    Args:
+        cuda: False asks CUDA nothing; see `read_facts`.
+    """
     nccl = None
     if torch.version.cuda is not None and torch.distributed.is_available() and torch.distributed.is_nccl_available():
         nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    cuda = torch.version.cuda
+    built_for = torch.version.cuda
     return TorchFacts(
         version=torch.__version__,
-        cuda=None if cuda is None else (int(cuda.split(".")[0]), int(cuda.split(".")[1])),
+        cuda=None if built_for is None else (int(built_for.split(".")[0]), int(built_for.split(".")[1])),
         hip=torch.version.hip,
-        available=torch.cuda.is_available(),
+        available=cuda and torch.cuda.is_available(),
         nccl=nccl,
-        archs=tuple(torch.cuda.get_arch_list()),
+        archs=tuple(torch.cuda.get_arch_list()) if cuda else (),
         threads=torch.get_num_threads(),
-        nccl_packaged=_packaged_nccl(cuda),
+        nccl_packaged=_packaged_nccl(built_for),
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from manycard.cards import read_machine
 from manycard.cards.nccl_settings import NcclMachine, load_settings, settings_file
 from manycard.cli import main
 from manycard.diagnosis import Facts
@@ -24,6 +25,7 @@ def on(monkeypatch: pytest.MonkeyPatch):
 
     def put(facts: Facts) -> None:
         monkeypatch.setattr("manycard.cli.doctor.read_facts", lambda spec: facts)
+        monkeypatch.setattr("manycard.cli.doctor.cuda_hangs_at", lambda environment: "")
         monkeypatch.setattr("manycard.cli.doctor.measure", lambda facts, on_stage=None: facts.measured)
         monkeypatch.setenv("COLUMNS", "200")
 
@@ -233,6 +235,22 @@ class TestSelect:
         assert main(["doctor", "--select", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["CUDA_VISIBLE_DEVICES"] == ""
         assert main(["doctor", "--select", "--cards", "0,1"]) == 2
+
+
+def test_a_cuda_that_hangs_is_found_and_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    machine = replace(read_machine(), cards=(card(0), card(1)), driver="580.95.05", driver_cuda=(13, 0), why_none="")
+    monkeypatch.setattr("manycard.cli.doctor.read_machine", lambda: machine)
+    monkeypatch.setattr("manycard.diagnosis.facts.read_machine", lambda: machine)
+    monkeypatch.setattr("manycard.cli.doctor.cuda_hangs_at", lambda environment: "asking CUDA for its cards")
+    for name in ("is_available", "device_count", "get_device_properties", "get_arch_list"):
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda *_: pytest.fail("CUDA was asked"))
+    assert main(["doctor", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    errors = [finding["cause"] for finding in document["findings"] if finding["severity"] == "error"]
+    assert errors == ["asking CUDA for its cards hangs on these cards, and so will training on them"]
+    assert [row["name"] for row in document["cards"]] == ["cpu:0", "card 0", "card 1"]
 
 
 @pytest.mark.parametrize("error", ["the library is broken", "\x1b[31m"])

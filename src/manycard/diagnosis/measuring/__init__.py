@@ -23,7 +23,7 @@ from manycard.diagnosis.measured import Measured
 from manycard.diagnosis.measuring.request import Request
 from manycard.diagnosis.measuring.stages import StagedRun, run_in_stages
 
-__all__ = ["Request", "measure", "request_for", "run_request"]
+__all__ = ["Request", "cuda_hangs_at", "measure", "request_for", "run_request"]
 
 _LEAST_FREE = 1536 * 1024**2
 """Free memory that measuring needs on a card: CUDA's own, NCCL's buffers, and what is copied."""
@@ -53,6 +53,11 @@ def measure(facts: Facts, on_stage: Callable[[str], None] = lambda stage: None) 
     return Measured.from_records(
         run.records, hung_at=run.hung_at, failed_at=run.failed_at, failure=run.failure, helped=helped
     )
+
+
+def cuda_hangs_at(environment: Mapping[str, str]) -> str:
+    """The stage at which a fresh process that only asks CUDA for its cards hangs; empty where it answers or fails."""
+    return run_request(Request(devices=(), stages=()), environment).hung_at
 
 
 def request_for(facts: Facts) -> Request:

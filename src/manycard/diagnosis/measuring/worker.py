@@ -27,6 +27,8 @@ from manycard.engine.collective import make_collective
 
 __all__ = ["main"]
 
+_ANSWER_LIMIT = 60.0
+"""Seconds in which CUDA must have told of its cards; many of them after a restart take some."""
 _RANKS_LIMIT = 60.0
 """Seconds in which ranks must have started, met and added up; the stage itself has longer, to say who is stuck."""
 
@@ -51,6 +53,9 @@ def main(text: str, descriptor: int) -> None:
     """Measure what the request asks for."""
     request, report = Request.from_json(text), _Reporter(descriptor)
     devices = [torch.device(name) for name in request.devices]
+    report.stage("asking CUDA for its cards", _ANSWER_LIMIT)
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        torch.cuda.get_device_properties(index)
     for device in dict.fromkeys(devices):
         report.stage(f"starting CUDA on {device}" if device.type == "cuda" else "starting", 90)
         torch.ones(2, device=device).sum().item()

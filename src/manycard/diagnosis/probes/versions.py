@@ -65,6 +65,8 @@ def _driver(facts: Facts) -> list[Finding]:
             )
         ]
     hidden = any("CUDA_VISIBLE_DEVICES" in line or "no slice" in line for line in facts.visible.said)
+    if facts.measured.hung_at and not facts.torch.available:
+        return []  # it hangs, which has a finding of its own
     if not facts.torch.available and not hidden:
         return [
             Finding(

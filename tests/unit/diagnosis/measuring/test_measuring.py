@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from manycard.diagnosis import Measured
-from manycard.diagnosis.measuring import Request, measure, request_for, run_request
+from manycard.diagnosis.measuring import Request, cuda_hangs_at, measure, request_for, run_request
 from manycard.diagnosis.measuring.bits import compare_copies
 from manycard.diagnosis.measuring.ranks import RanksStuckError, join_ranks
 from manycard.diagnosis.measuring.stages import FIRST_STAGE, run_in_stages
@@ -144,6 +144,9 @@ class TestStages:
 class TestMeasure:
     def test_without_gpus_nothing_is_measured_and_the_reason_said(self):
         assert measure(made_facts([])).left_out == "there is no GPU to measure"
+
+    def test_a_cuda_that_answers_does_not_hang(self):
+        assert cuda_hangs_at(os.environ) == ""
 
     def test_other_people_s_cards_are_left_alone(self):
         facts = made_facts([card(0), card(1, free=100, processes=[stranger()])])
