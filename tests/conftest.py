@@ -7,9 +7,12 @@ dtype, grad mode, TF32 flags, the handler of Ctrl-C.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -18,6 +21,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
+# NCCL settings that were saved on this machine are no part of any test.
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="manycard-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
 # Simulated cards of several ranks share this machine's cores; one thread each keeps small tests quick.
 torch.set_num_threads(1)

@@ -9,6 +9,7 @@ Behaviour:
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ def ask(api: Any, function: str, *args: Any) -> Any:
         return getattr(api, function)(*args)
     except (api.NVMLError, _MISMATCH, AttributeError):  # AttributeError: an older nvidia-ml-py without that function
         return None
-    except (OSError, UnicodeDecodeError):  # a driver that answers with something other than text
+    except (OSError, ValueError, TypeError, ctypes.ArgumentError):  # a driver that answers with something else
         return None
 
 

@@ -21,6 +21,7 @@ import typer
 from manycard.cli.bench import bench
 from manycard.cli.bench_data import bench_data
 from manycard.cli.doctor import doctor
+from manycard.cli.monitor import monitor
 from manycard.cli.options import say
 from manycard.cli.plan import plan
 from manycard.cli.run import run
@@ -41,6 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(doctor)
+app.command()(monitor)
 # Options that follow the script are the script's.
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command(context_settings={"allow_interspersed_args": False})(verify)

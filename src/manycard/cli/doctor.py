@@ -1,9 +1,16 @@
 """``manycard doctor``: what is in this machine, what is wrong with it, and the fix.
 
 Behaviour:
-    * Three tables (versions, cards, links) and the findings in words on standard output; with ``--json`` one
+    * Tables (machine, cards, links, all-reduce) and the findings in words on standard output; with ``--json`` one
       document with the keys machine, cards, links and findings, and nothing else there.
-    * ``--cards`` says which cards a run would use; findings about cards are about those.
+    * ``--cards`` says which cards a run would use; findings about cards are about those, and those are measured, in a
+      process of its own whose every stage has a time limit. Where CUDA itself hangs, that is found before this process
+      asks it anything. Cards that others use are not measured, which is said.
+      ``--quick`` reads only, and takes no memory on a card.
+    * ``--deep`` also compares NCCL's settings, in fresh processes, prints the best as ``export`` lines and saves it
+      for this machine. Where that can't be done, the reason stands in its place.
+    * ``--select`` prints one line, ``CUDA_VISIBLE_DEVICES=...``, for the cards that ``--cards`` (by default the free
+      ones) means, and nothing else on standard output; what is left out is said on standard error.
     * A machine without GPUs is no error: its cards are simulated.
     * Exit status: 0 well, also with warnings and notes; 1 a finding is an error (training on these cards can't
       start, fails or goes wrong); 2 wrong usage, such as cards that aren't there.
@@ -11,147 +18,139 @@ Behaviour:
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from itertools import combinations
-from typing import Any
+import datetime
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from manycard.cards import CardInfo, in_words
-from manycard.cli.options import CardsOption, JsonOption, print_json
-from manycard.diagnosis import Facts, Finding, diagnose, read_facts
+from manycard.cards import read_machine
+from manycard.cards.nccl_settings import NcclMachine, NcclSettings, save_settings
+from manycard.cli.options import CardsOption, JsonOption, print_json, say
+from manycard.diagnosis import Facts, Measured, diagnose, read_facts
+from manycard.diagnosis.document import describe, describe_sweep
+from manycard.diagnosis.measuring import cuda_hangs_at, measure
+from manycard.diagnosis.selecting import select
+from manycard.diagnosis.tuning import TrialFailed, candidates_for, sizes_for, sweep, trial_runner
+from manycard.errors import SettingError
+from manycard.report.doctor import print_doctor
 
 __all__ = ["doctor"]
 
-_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+_QuickOption = Annotated[
+    bool, typer.Option("--quick", help="Read only: measure nothing, and take no memory on a card.")
+]
+_DeepOption = Annotated[
+    bool,
+    typer.Option(
+        "--deep",
+        help="Also compare NCCL settings on these cards (5 to 10 minutes), and save the best for this machine.",
+    ),
+]
+_SelectOption = Annotated[
+    bool, typer.Option("--select", help="Print CUDA_VISIBLE_DEVICES=... for the chosen cards (the free ones), only.")
+]
 
 
-def doctor(cards: CardsOption = None, as_json: JsonOption = False) -> None:
-    """Show what is in this machine, what is wrong with it, and the fix."""
-    facts = read_facts("all" if cards is None else cards)
+def doctor(
+    cards: CardsOption = None,
+    *,
+    quick: _QuickOption = False,
+    deep: _DeepOption = False,
+    choose_only: _SelectOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what is in this machine, what is wrong with it, and the fix.
+
+    \b
+    Examples:
+      manycard doctor
+      manycard doctor --quick --json
+      manycard doctor --deep --cards 0,1,2,3
+      export $(manycard doctor --select --cards auto:2)
+    """
+    if quick and deep:
+        raise SettingError("--quick", "with --deep", "one measures nothing, the other everything", fix="take one")
+    if choose_only:
+        _select("auto" if cards is None else cards, as_json)
+        return
+    spec = "all" if cards is None else cards
+    facts = read_facts(spec) if quick else _read_and_measure(spec)
     findings = diagnose(facts)
+    document = describe(facts, findings, _sweep(facts) if deep else None)
     if as_json:
-        print_json(_document(facts, findings))
+        print_json(document)
     else:
-        _render(Console(), facts, findings)
+        print_doctor(Console(), document)
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(1)
 
 
-def _named(facts: Facts) -> list[tuple[str, CardInfo]]:
-    """Cards by torch's name; those that torch doesn't see, by the driver's number."""
-    seen = [(f"cuda:{place}", info) for place, info in enumerate(facts.visible.cards)]
-    return seen + [(f"card {info.index}", info) for info in facts.hidden]
+def _select(spec: str, as_json: bool) -> None:
+    selection = select(spec)
+    say(selection.said)
+    if as_json:
+        print_json(
+            {"CUDA_VISIBLE_DEVICES": selection.value, "cards": list(selection.names), "left_out": selection.left_out}
+        )
+    else:
+        print(f"CUDA_VISIBLE_DEVICES={selection.value}")
 
 
-def _document(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
-    machine = facts.machine
-    return {
-        "machine": {
-            **asdict(machine.host),
-            "python": facts.python,
-            "torch": facts.torch.version,
-            "torch_cuda": _dotted(facts.torch.cuda),
-            "nccl": facts.torch.nccl,
-            "driver": machine.driver,
-            "driver_cuda": _dotted(machine.driver_cuda),
-            "gpus": len(machine.cards) or len(facts.visible.cards),
-            "why_no_gpus": machine.why_none or None,
-        },
-        "cards": _describe_cards(facts),
-        "links": [
-            {"cards": [one, other], **asdict(facts.links.between(info, other_info))}
-            for (one, info), (other, other_info) in combinations(_named(facts), 2)
-        ],
-        "findings": [asdict(finding) for finding in findings],
-    }
+def _read_and_measure(spec: str) -> Facts:
+    """Read and measure; where CUDA itself hangs, without it."""
+    stuck = cuda_hangs_at(os.environ) if read_machine().cards else ""
+    if stuck:
+        return replace(read_facts(spec, cuda=False), measured=Measured(hung_at=stuck))
+    facts = read_facts(spec)
+    if not facts.chosen:
+        return replace(facts, measured=measure(facts))
+    console = Console(stderr=True)
+    with console.status("measuring") as status:
+        return replace(facts, measured=measure(facts, lambda stage: status.update(f"measuring: {stage}")))
 
 
-def _describe_cards(facts: Facts) -> list[dict[str, Any]]:
-    chosen = {card.name for card in facts.choice.cards}
-    out = {left.name.split(" ")[0]: left.reason for left in facts.choice.left_out}
-    rows: list[dict[str, Any]] = [
-        {"name": card.name, "model": card.model, "simulated": True, "chosen": True, "left_out": None}
-        for card in facts.choice.cards
-        if card.simulated
-    ]
-    for name, info in _named(facts):
-        known = asdict(info)
-        known.pop("name")
-        reason = out.get(name) or (None if name.startswith("cuda:") else "torch doesn't see it")
-        state = {"simulated": False, "chosen": name in chosen, "left_out": reason}
-        rows.append({"name": name, "model": info.name, **state, **known})
-    return rows
+def _sweep(facts: Facts) -> dict[str, Any]:
+    """Compare NCCL settings and save the best; or why that can't be done."""
+    if len(facts.chosen) < 2:
+        return {"left_out": f"that takes two GPUs, and {facts.choice.summary()} would be used"}
+    if facts.measured.left_out:
+        return {"left_out": facts.measured.left_out}
+    if facts.measured.hung_at or facts.measured.failed_at:
+        return {"left_out": "NCCL doesn't work on these cards (see the findings)"}
+    machine = NcclMachine.of(facts.choice.cards)
+    sizes = sizes_for(facts)
+    bar = Progress(
+        TextColumn("comparing NCCL settings"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=Console(stderr=True),
+    )
+    with bar:
+        task = bar.add_task("")
 
+        def show(settings: Mapping[str, str], done: int, total: int) -> None:
+            words = " ".join(f"{name}={value}" for name, value in settings.items()) or "default"
+            bar.update(task, completed=done, total=total, description=words)
 
-def _render(console: Console, facts: Facts, findings: list[Finding]) -> None:
-    console.print(_versions_table(facts))
-    console.print(_cards_table(facts))
-    if len(_named(facts)) > 1:
-        console.print(_links_table(facts))
-    console.print(f"A run would use {escape(facts.choice.summary())}", highlight=False)
-    if said := facts.choice.describe():
-        console.print(escape(said), highlight=False)
-    console.print()
-    if not findings:
-        console.print("Nothing is wrong that these probes look for.")
-    table = Table.grid(padding=(0, 1))
-    for finding in findings:
-        table.add_row(f"[bold {_COLOURS[finding.severity]}]{finding.severity}[/]", escape(finding.cause))
-        table.add_row("  seen", escape(finding.evidence))
-        table.add_row("  fix", escape(finding.fix), end_section=True)
-    console.print(table)
-
-
-def _versions_table(facts: Facts) -> Table:
-    host, machine = facts.machine.host, facts.machine
-    cores = f"{host.cores} cores" + (f" of {host.cores_total}" if host.cores < host.cores_total else "")
-    cuda = f"CUDA {_dotted(facts.torch.cuda)}" if facts.torch.cuda else f"ROCm {facts.torch.hip}"
-    driver = f"{machine.driver} (up to CUDA {_dotted(machine.driver_cuda) or 'unknown'})" if machine.driver else "none"
-    table = Table(title="Machine", show_header=False, title_justify="left")
-    table.add_row("host", escape(f"{host.name}: {cores}, {in_words(host.memory_total)} memory"))
-    table.add_row("/dev/shm", f"{in_words(host.shm_free)} free of {in_words(host.shm_total)}")
-    table.add_row("Python, torch", f"{facts.python}, {facts.torch.version}")
-    table.add_row("torch built for", cuda if facts.torch.cuda or facts.torch.hip else "the CPU only")
-    table.add_row("NCCL", facts.torch.nccl or "none")
-    table.add_row("driver", driver)
-    return table
-
-
-def _cards_table(facts: Facts) -> Table:
-    table = Table(title="Cards", title_justify="left")
-    for column in ("card", "model", "free / total", "use", "heat, power", "processes", "state"):
-        table.add_column(column, overflow="fold")
-    for row in _describe_cards(facts):
-        state = "chosen" if row["chosen"] else "left out"
-        if row["simulated"]:
-            table.add_row(row["name"], row["model"], "the host's", "-", "-", "-", state)
-            continue
-        use = "-" if row["utilisation"] is None else f"{row['utilisation']} %"
-        heat = "-" if row["temperature"] is None else f"{row['temperature']} °C"
-        heat += "" if row["power"] is None else f", {row['power']:.0f} W"
-        processes = "-" if row["processes"] is None else str(len(row["processes"]))
-        memory = f"{in_words(row['memory_free'])} / {in_words(row['memory_total'])}"
-        table.add_row(row["name"], escape(row["model"]), memory, use, heat, processes, state)
-    return table
-
-
-def _links_table(facts: Facts) -> Table:
-    named = _named(facts)
-    table = Table(title="Links (NV: NVLinks; PIX, PXB: PCIe switches; PHB, NODE, SYS: the host)", title_justify="left")
-    table.add_column("")
-    for name, _ in named:
-        table.add_column(name)
-    for (name, info), row in zip(named, facts.links.matrix([info for _, info in named]), strict=True):
-        cells = [
-            "-" if link.kind == "SELF" else link.kind + ("" if link.p2p is not False else " (no P2P)") for link in row
-        ]
-        table.add_row(name if info.slice_of == "" else f"{name} (slice)", *cells)
-    return table
-
-
-def _dotted(version: tuple[int, int] | None) -> str | None:
-    return None if version is None else f"{version[0]}.{version[1]}"
+        try:
+            found = sweep(trial_runner(facts, sizes), candidates_for(facts), show)
+        except TrialFailed as failed:
+            return {"left_out": f"NCCL's default fails: {failed}"}
+    best = NcclSettings(
+        dict(found.best.settings) if found.best else {},
+        (found.best.gain or 1.0) if found.best else 1.0,
+        sizes,
+        datetime.date.today().isoformat(),
+    )
+    if machine is None:
+        return describe_sweep(found, "", "NCCL's version is not known")
+    try:
+        return describe_sweep(found, str(save_settings(machine, best)))
+    except OSError as failure:
+        return describe_sweep(found, "", str(failure))

@@ -17,6 +17,7 @@ __all__ = [
     "CardsOption",
     "JsonOption",
     "ModuleOption",
+    "NcclOption",
     "PrecisionOption",
     "ScriptArgument",
     "SyncBatchnormOption",
@@ -67,6 +68,19 @@ PrecisionOption = Annotated[
     ),
 ]
 """``--precision``; None where it was not given."""
+
+NcclOption = Annotated[
+    str | None,
+    typer.Option(
+        "--nccl",
+        envvar="MANYCARD_NCCL",
+        show_envvar=False,
+        metavar="SETTINGS",
+        help="saved: apply the NCCL settings that doctor --deep saved for this machine (the default); default: none.",
+        show_default=False,
+    ),
+]
+"""``--nccl``; None where it was not given."""
 
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")

@@ -37,11 +37,13 @@ import typer
 
 import manycard
 from manycard.cards import Card, choose_cards
+from manycard.cards.nccl_settings import apply_saved, check_nccl
 from manycard.cli.options import (
     ArgumentsArgument,
     CardsOption,
     JsonOption,
     ModuleOption,
+    NcclOption,
     PrecisionOption,
     ScriptArgument,
     SyncBatchnormOption,
@@ -77,6 +79,7 @@ class _Request:
     channels_last: bool = False
     loader: str | None = None
     graphs: bool = False
+    nccl: str | None = None
 
     def __post_init__(self) -> None:
         self.script.check()
@@ -85,6 +88,7 @@ class _Request:
             raise StrategyError("--strategy", self.strategy, "there is no such strategy", fix=f"choose one of {known}")
         if self.precision is not None:
             make_precision(self.precision)
+        check_nccl(self.nccl or "saved", "--nccl")
         if self.loader not in (None, "auto"):
             raise SettingError(
                 "--loader", self.loader, "there is no such way", fix="write --loader auto, or leave it out"
@@ -111,11 +115,16 @@ class _Request:
             "--channels-last": self.channels_last,
         }
         given = [name for name, on in switches.items() if on]
-        return ["run", "--strategy", strategy, "--cards", cards, *precision, *given, *self.script.argv]
+        nccl = ["--nccl", self.nccl] if self.nccl else []
+        return ["run", "--strategy", strategy, "--cards", cards, *precision, *nccl, *given, *self.script.argv]
 
     def environment(self) -> dict[str, str]:
         """What `Parallel` reads, besides the cards."""
-        pairs = {"MANYCARD_STRATEGY": self.strategy, "MANYCARD_PRECISION": self.precision}
+        pairs = {
+            "MANYCARD_STRATEGY": self.strategy,
+            "MANYCARD_PRECISION": self.precision,
+            "MANYCARD_NCCL": self.nccl,
+        }
         return {name: value for name, value in pairs.items() if value is not None}
 
 
@@ -173,6 +182,7 @@ def run(
     channels_last: _ChannelsLastOption = False,
     loader: _LoaderOption = None,
     graphs: _GraphsOption = False,
+    nccl: NcclOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Run a script on all the cards: one that uses manycard, or one written for a single card.
@@ -203,6 +213,7 @@ def run(
         channels_last,
         loader,
         graphs,
+        nccl,
     )
     return _carry_out(request)
 
@@ -212,7 +223,7 @@ def _carry_out(request: _Request) -> int:
     if request.strategy == "auto":
         request = _planned(request)
     folder, environment = os.getcwd(), dict(os.environ)
-    chosen = _choose(request.cards or "all") if request.cards or request.has_ranks else ()
+    chosen = _choose(request.cards or "all", request) if request.cards or request.has_ranks else ()
     with _output_to_stderr() if request.as_json else contextlib.nullcontext():
         outcome = _in_ranks(request, chosen) if request.has_ranks else _in_place(request, chosen)
     if outcome.asks_for is not None:
@@ -238,9 +249,11 @@ def _planned(request: _Request) -> _Request:
     return replace(planned, strategy=found.strategy, cards=found.cards or request.cards)
 
 
-def _choose(spec: str) -> tuple[Card, ...]:
+def _choose(spec: str, request: _Request) -> tuple[Card, ...]:
     choice = choose_cards(spec)
     say(choice.describe())
+    if request.nccl != "default":
+        apply_saved(choice.cards)  # ranks inherit it; a Parallel(nccl="default") takes it back
     return choice.cards
 
 
@@ -311,7 +324,7 @@ def _in_place(request: _Request, cards: Sequence[Card]) -> _Outcome:
 
 def _spread_settings(request: _Request, cards: Sequence[Card]) -> SpreadSettings:
     return SpreadSettings(
-        choose=lambda: cards or _choose("all"),
+        choose=lambda: cards or _choose("all", request),
         sync_batchnorm=request.sync_batchnorm,
         autocast=call_context(request.precision),
         compile=request.compile,

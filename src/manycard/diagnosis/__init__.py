@@ -4,24 +4,23 @@ A probe is pure. It looks at facts that were read once, raises nothing and print
 read is no finding.
 """
 
-from collections.abc import Callable
-
-from manycard.diagnosis import driver, equal, host, links, memory, mig, versions, visibility
 from manycard.diagnosis.facts import Facts, TorchFacts, read_facts, read_torch
 from manycard.diagnosis.finding import SEVERITIES, Finding, Severity
+from manycard.diagnosis.measured import Measured
+from manycard.diagnosis.probes import PROBES
 
-__all__ = ["PROBES", "SEVERITIES", "Facts", "Finding", "Severity", "TorchFacts", "diagnose", "read_facts", "read_torch"]
-
-PROBES: tuple[Callable[[Facts], list[Finding]], ...] = (
-    driver.probe,
-    versions.probe,
-    visibility.probe,
-    memory.probe,
-    mig.probe,
-    equal.probe,
-    links.probe,
-    host.probe,
-)
+__all__ = [
+    "PROBES",
+    "SEVERITIES",
+    "Facts",
+    "Finding",
+    "Measured",
+    "Severity",
+    "TorchFacts",
+    "diagnose",
+    "read_facts",
+    "read_torch",
+]
 
 
 def diagnose(facts: Facts) -> list[Finding]:

@@ -40,6 +40,7 @@ from manycard.parallel.settings import (
     reduce_dtype_for,
     seed_all,
     splitting_for,
+    use_nccl_settings,
 )
 from manycard.precision import make_precision
 from manycard.strategies import Splitting, Strategy, StrategyOptions, find_strategy, make_strategy
@@ -77,6 +78,8 @@ class Parallel:
         merge: with `split`, ``merge(outputs)`` -> output, for calls of the model outside a train step; without it
             those are cut evenly, as in ``dp``.
         check_split: check that `split` uses each sample once.
+        nccl: ``saved`` applies the NCCL settings that ``manycard doctor --deep`` saved for this machine, if any;
+            ``default`` leaves NCCL to itself.
 
     Raises:
         SettingError: a setting has a value that can't work.
@@ -110,6 +113,7 @@ class Parallel:
         split: Split | None = None,
         merge: Merge | None = None,
         check_split: bool = True,
+        nccl: str = "saved",
     ) -> None:
         splitting = Splitting(weights, split, merge, check_split)
         asked, strategy = strategy, str(overridden("MANYCARD_STRATEGY", "strategy", strategy))
@@ -130,6 +134,7 @@ class Parallel:
         )
         self._feed = Feed()
         chosen = choose_run_cards(overridden("MANYCARD_CARDS", "cards", cards))
+        use_nccl_settings(overridden("MANYCARD_NCCL", "nccl", nccl), chosen)
         self.precision.apply_flags()
         self.seed = seed
         if seed is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from manycard.cards import Card, choose_cards
+from manycard.cards.nccl_settings import apply_saved, check_nccl, take_back
 from manycard.errors import SettingError
 from manycard.strategies import Splitting
 
@@ -27,6 +28,7 @@ __all__ = [
     "reduce_dtype_for",
     "seed_all",
     "splitting_for",
+    "use_nccl_settings",
     "whole_number",
 ]
 
@@ -52,6 +54,18 @@ def choose_run_cards(spec: Any) -> tuple[Card, ...]:
         said = choice.describe() if str(spec).startswith(("all", "auto")) else "\n".join(choice.said)
         print(*[said] if said else [], file=sys.stderr, end="\n" if said else "")
     return choice.cards
+
+
+def use_nccl_settings(nccl: str, cards: Sequence[Card]) -> None:
+    """Before NCCL starts, apply what was saved for these cards, unless `nccl` is ``default``.
+
+    Raises:
+        SettingError: `nccl` is neither ``saved`` nor ``default``.
+    """
+    if check_nccl(nccl) == "saved":
+        apply_saved(cards, speaks=os.environ.get("RANK", "0") == "0")
+    else:
+        take_back()  # what a launcher, which can't know the script's word, has applied
 
 
 def splitting_for(strategy: str, asked: str, splitting: Splitting) -> Splitting:

@@ -1,7 +1,6 @@
 """Results shown to people: in the terminal, as HTML, as plots. Decides nothing.
 
-Everything here takes the plain document that ``manycard bench --json`` or ``plan --json`` prints, so a saved
-file can be shown again.
+Everything here takes what a command prints with ``--json`` or records, so a saved file can be shown again.
 """
 
 from __future__ import annotations

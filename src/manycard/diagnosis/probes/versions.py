@@ -20,7 +20,7 @@ _INSTALL = "install a torch for it: https://pytorch.org/get-started/locally/"
 
 def probe(facts: Facts) -> list[Finding]:
     """Find versions that don't fit together."""
-    return [*_torch(facts), *_driver(facts), *_kernels(facts), *_nccl(facts)]
+    return [*_torch(facts), *_driver(facts), *_kernels(facts), *_nccl(facts), *_other_nccl(facts), *_shadowed(facts)]
 
 
 def _torch(facts: Facts) -> list[Finding]:
@@ -65,6 +65,8 @@ def _driver(facts: Facts) -> list[Finding]:
             )
         ]
     hidden = any("CUDA_VISIBLE_DEVICES" in line or "no slice" in line for line in facts.visible.said)
+    if facts.measured.hung_at and not facts.torch.available:
+        return []  # it hangs, which has a finding of its own
     if not facts.torch.available and not hidden:
         return [
             Finding(
@@ -134,6 +136,62 @@ def _nccl(facts: Facts) -> list[Finding]:
             evidence=f"torch {facts.torch.version}, {len(facts.chosen)} GPUs chosen",
             fix="use Linux and a torch from pytorch.org or PyPI, which bring it; or one card, --cards 0,",
             severity="error",
+        )
+    ]
+
+
+_NCCL_FOR = ((10, (2, 25)), (9, (2, 15)))
+"""Major compute capability -> the oldest NCCL that knows such cards; the newest first."""
+
+
+def _other_nccl(facts: Facts) -> list[Finding]:
+    loaded, packaged = facts.torch.nccl, facts.torch.nccl_packaged
+    if loaded is None:
+        return []
+    findings = []
+    if packaged is not None and _numbers(loaded) != _numbers(packaged):
+        findings.append(
+            Finding(
+                cause="another NCCL is loaded than the one that torch was built with",
+                evidence=f"loaded: {loaded}; installed with torch: {packaged}"
+                + (
+                    f"; LD_LIBRARY_PATH or LD_PRELOAD has {', '.join(facts.surroundings.shadowing)}"
+                    if any("nccl" in path for path in facts.surroundings.shadowing)
+                    else ""
+                ),
+                fix="take the other libnccl.so out of LD_LIBRARY_PATH and LD_PRELOAD, or reinstall torch",
+                severity="warning",
+            )
+        )
+    newest = max((info.capability[0] for _, info in facts.chosen if info.capability), default=0)
+    needed = next((version for major, version in _NCCL_FOR if newest >= major), None)
+    if needed is not None and len(facts.chosen) > 1 and _numbers(loaded) < needed:
+        findings.append(
+            Finding(
+                cause="NCCL is older than these cards and doesn't know them",
+                evidence=f"NCCL {loaded}; cards of compute capability {newest}.x need {_dotted(needed)} or newer",
+                fix="install a newer torch, which brings its NCCL, or the package nvidia-nccl-cu* of a newer version",
+                severity="error",
+            )
+        )
+    return findings
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The first three numbers of a version."""
+    return tuple(int(number) for number in re.findall(r"[0-9]+", version)[:3])
+
+
+def _shadowed(facts: Facts) -> list[Finding]:
+    paths = [path for path in facts.surroundings.shadowing if "nccl" not in path.rsplit("/", 1)[-1]]
+    if not paths or facts.torch.cuda is None:
+        return []
+    return [
+        Finding(
+            cause="libraries outside torch's own stand in for those it was built with",
+            evidence=f"LD_LIBRARY_PATH or LD_PRELOAD has {', '.join(paths[:3])}",
+            fix="take those folders out of LD_LIBRARY_PATH: torch's packages bring CUDA's libraries with them",
+            severity="note",
         )
     ]
 
