@@ -70,7 +70,7 @@ def test_training_is_that_of_one_card(cards: int, micro_batches: int, schedule: 
     spread = compare(
         model, data, cards=cards, stages=names, micro_batches=micro_batches, schedule=schedule, clip_norm=0.5
     )
-    assert {parameter.device.index for parameter in spread.parameters()} == set(range(cards))
+    assert len({parameter.device for parameter in spread.parameters()}) == cards
     assert spread.head.weight is spread.words.weight
 
 
@@ -98,7 +98,7 @@ def test_replicas_beside_stages(cards: int) -> None:
 
 
 class Wide(nn.Module):
-    """Layers whose matrix products take about a millisecond each."""
+    """Layers whose matrix products take half a millisecond each, with 8,192 rows."""
 
     def __init__(self, layers: int, width: int = 4096) -> None:
         super().__init__()
@@ -118,14 +118,14 @@ def test_the_bubble_is_that_of_theory_and_memory_is_shared_out(cards: int) -> No
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     pipeline = mc.Pipeline(model, cards, stages=names, micro_batches=4 * cards, precision="bf16")
     step = pipeline.train_step(lambda model, x: model(x).square().mean(), optimizer)
-    x = torch.randn(4 * cards * 2048, 4096, device="cuda:0")
+    x = torch.randn(4 * cards * 8192, 4096, device=pipeline.device)
     for _ in range(4):
         step(x)
     timelines = [pipeline.record(step, x) for _ in range(3)]
     pipeline.close()
     best = min(timelines, key=lambda timeline: timeline.bubble)
     assert best.bubble < best.expected_bubble + 0.07, [timeline.as_dict()["bubble"] for timeline in timelines]
-    sizes = [sum(p.nbytes for p in model.parameters() if p.device.index == card) for card in range(cards)]
+    sizes = [sum(p.nbytes for p in model.parameters() if p.device == card.device) for card in pipeline.cards]
     assert max(sizes) == min(sizes)
 
 
@@ -157,7 +157,7 @@ def test_outputs_come_to_the_first_card(cards: int) -> None:
     pipeline = mc.Pipeline(model, cards, micro_batches=4)
     found = pipeline(ids.to("cuda:0"))
     pipeline.close()
-    assert found.device == torch.device("cuda:0")
+    assert found.device == pipeline.device == pipeline.cards[0].device
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-4)
 
 

@@ -145,8 +145,10 @@ def test_names_that_no_stage_can_begin_with() -> None:
 
 
 def test_numbers_that_do_not_fit() -> None:
-    refused(SETTING, "1 name begin 2 stages, and there are 3 cards", cards="cpu:3", stages=["blocks.1"])
+    refused(SETTING, "1 name for 2 stages, and there are 3 cards", cards="cpu:3", stages=["blocks.1"])
     refused(SETTING, "neither .auto. nor names", cards="cpu:2", stages="blocks.1")
+    refused(SETTING, "neither .auto. nor names", cards="cpu:2", stages=5)
+    refused(mc.errors.CardsError, "card 0 stands there more than once", cards=[0, 0])
     refused(SETTING, "micro_batches=0: it must be a whole number of at least 1", cards="cpu:2", micro_batches=0)
     refused(SETTING, "micro_batches=2.5", cards="cpu:2", micro_batches=2.5)
     refused(SETTING, "3 cards can't be shared out to 2 replicas", cards="cpu:3", replicas=2)

@@ -282,7 +282,7 @@ class Pipeline:
         pending = max((step.pending for step in self._steps), default=0)
         if pending:
             raise CheckpointError(
-                f"{pending} batches wait for their update, and a checkpoint can't hold them",
+                f"a group of batches is not complete ({pending} so far), and a checkpoint can't hold its gradients",
                 fix="save after a call for which step.updated is True, or call step.flush() first",
             )
         save_run(self._strategy, path, self.module, _listed(optimizer), loader, extra)
@@ -361,7 +361,8 @@ def _check_cards(chosen: tuple[Card, ...], given: Any, replicas: int) -> tuple[C
 def _check_stages(stages: Any, number: int, replicas: int) -> tuple[str, ...] | None:
     if stages == "auto":
         return None
-    if isinstance(stages, str) or not all(isinstance(name, str) for name in stages):
+    named = isinstance(stages, Sequence) and not isinstance(stages, str)
+    if not named or not all(isinstance(name, str) for name in stages):
         fix = 'give stages="auto", or a list of module names such as ["blocks.6"]'
         raise SettingError("stages", stages, 'it is neither "auto" nor names', fix=fix)
     if len(stages) != number - 1:
@@ -369,11 +370,15 @@ def _check_stages(stages: Any, number: int, replicas: int) -> tuple[str, ...] | 
         raise SettingError(
             "stages",
             list(stages),
-            f"{len(stages)} name{'s'[: len(stages) != 1]} begin {len(stages) + 1} stages, and there"
-            f" {'are' if number != 1 else 'is'} {number} card{'s'[: number != 1]}{each}",
+            f"{_counted(len(stages), 'name')} for {_counted(len(stages) + 1, 'stage')}, and there"
+            f" {'are' if number != 1 else 'is'} {_counted(number, 'card')}{each}",
             fix=f"give {number - 1}: the first stage begins with the model, so name where the others do",
         )
     return tuple(stages)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s'[: number != 1]}"
 
 
 def _limits(memory: Any, stages: int) -> tuple[int | None, ...] | None:

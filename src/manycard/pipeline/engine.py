@@ -11,7 +11,6 @@ Under failure and cancellation:
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -92,8 +91,6 @@ class PipelineEngine:
         self.plan: StagePlan | None = None
         self.costs: Costs | None = None
         """What the parts cost, where they were measured."""
-        self.lock = threading.RLock()
-        """Held by whoever spreads work: several threads of a script are served in turn."""
         self._schedule = find_schedule(settings.schedule)
         self._carriers = Carriers()
         self._replicas = Replicas(

@@ -139,7 +139,6 @@ class Passage:
         self.stage = 0
         self.stages = len(copies.devices)
         self.arrivals: list[list[Arrival]] = [[] for _ in range(self.stages)]
-        self.finished = False
         self._copies, self._stand_ins = copies, stand_ins
         self._pause, self._begun, self._ended = pause, begun, ended
         self._floors: list[int] = []
@@ -165,7 +164,6 @@ class Passage:
                 _pop_mode()  # type: ignore[no-untyped-call]
             self._held.clear()
             self._ahead.clear()
-        self.finished = True
         return result
 
     def run_out(self) -> None:

@@ -68,7 +68,7 @@ def speed_plot(rows: Sequence[Row]) -> str | None:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
         axes.set_ylim(bottom=0)
 
-    return svg(draw)
+    return _svg(draw)
 
 
 def efficiency_plot(rows: Sequence[Row]) -> str | None:
@@ -88,7 +88,7 @@ def efficiency_plot(rows: Sequence[Row]) -> str | None:
         axes.set_ylim(0, max(1.1, 1.1 * max(row["efficiency"] for row in rows)))
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
 
-    return svg(draw)
+    return _svg(draw)
 
 
 def losses_plot(rows: Sequence[Row]) -> str | None:
@@ -106,7 +106,7 @@ def losses_plot(rows: Sequence[Row]) -> str | None:
         axes.set_ylabel("loss (mean over the global batch)")
         axes.legend(ncols=2 if len(rows) > 6 else 1)
 
-    return svg(draw, width=9.6)
+    return _svg(draw, width=9.6)
 
 
 def memory_plot(rows: Sequence[Row]) -> str | None:
@@ -126,7 +126,7 @@ def memory_plot(rows: Sequence[Row]) -> str | None:
         _name_places(axes, rows)
         axes.set_ylabel("peak memory, GiB (a bar a card)")
 
-    return svg(draw, width=9.6)
+    return _svg(draw, width=9.6)
 
 
 def _bars(axes: Axes, rows: Sequence[Row], key: str, write: Callable[[float], str]) -> None:
@@ -185,12 +185,16 @@ def _stroke(number: int, rows: Sequence[Row]) -> dict[str, Any]:
     return {"linewidth": 1.8, "linestyle": (-dash * (number - 1), gaps)}
 
 
-def svg(draw: Callable[[Axes], None], *, width: float = 4.7, height: float = 3.2) -> str:
+def svg(draw: Callable[[Axes], None], *, width: float, height: float) -> str:
     """What `draw` draws, in the style of all plots, as SVG text.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
+    return _svg(draw, width=width, height=height)
+
+
+def _svg(draw: Callable[[Axes], None], *, width: float = 4.7, height: float = 3.2) -> str:
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
