@@ -23,6 +23,8 @@ Each says what is wrong, with the value, and what to do about it. Anything else 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = [
     "BatchError",
     "CardsError",
@@ -128,7 +130,17 @@ class GraphError(ManycardError):
 
 
 class LockstepError(ManycardError):
-    """Replicas that must hold equal parameters do not."""
+    """Replicas that must hold equal parameters do not.
+
+    Args:
+        problem: what differs, and where.
+        fix: what to do.
+        findings: each difference as a `Finding`, the gravest first, where they were looked for.
+    """
+
+    def __init__(self, problem: str, *, fix: str = "", findings: Sequence[object] = ()) -> None:
+        super().__init__(problem, fix=fix)
+        self.findings = tuple(findings)
 
 
 class CheckpointError(ManycardError):

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 
 from manycard.cards import Card
 from manycard.data import Feed, GlobalLoader
+from manycard.diagnosis.lockstep import LockstepReport, check_lockstep
 from manycard.errors import CheckpointError
 from manycard.parallel.evaluation import evaluate
 from manycard.parallel.run_state import load_run, save_run
@@ -31,6 +32,7 @@ from manycard.parallel.settings import (
     check_scheduler,
     choose_run_cards,
     compile_settings,
+    lockstep_watch,
     overridden,
     seed_all,
     whole_number,
@@ -57,6 +59,8 @@ class Parallel:
         sync_batchnorm: BatchNorm statistics over the whole global batch.
         compile: compile each card's module with ``torch.compile``: True, or a dict of its arguments.
         ddp_options: arguments for DistributedDataParallel in strategy ``ddp``.
+        check_every: compare parameters and gradients of all cards and ranks after the first update and after every
+            so many; a difference raises `LockstepError`. None compares when `check_lockstep` is called.
 
     Raises:
         SettingError: a setting has a value that can't work.
@@ -83,6 +87,7 @@ class Parallel:
         sync_batchnorm: bool = False,
         compile: bool | Mapping[str, Any] = False,
         ddp_options: Mapping[str, Any] | None = None,
+        check_every: int | None = None,
     ) -> None:
         strategy = str(overridden("MANYCARD_STRATEGY", "strategy", strategy))
         find_strategy(strategy)
@@ -99,6 +104,8 @@ class Parallel:
             seed_all(seed)
         self.strategy: Strategy = make_strategy(strategy, chosen, self.precision, self._feed, options)
         self._steps: weakref.WeakSet[TrainStep] = weakref.WeakSet()
+        self._lockstep = lockstep_watch(check_every)
+        self.strategy.watch = self._lockstep
 
     # ---- where this process stands -------------------------------------------------------------------------
 
@@ -150,6 +157,8 @@ class Parallel:
         model = self.strategy.setup_module(model)
         for optimizer in optimizers:
             self.strategy.setup_optimizer(model, optimizer)
+        if self._lockstep is not None:
+            self._lockstep.follow(model, optimizers)
         return (model, *optimizers) if optimizers else model
 
     def loader(
@@ -323,13 +332,17 @@ class Parallel:
 
     # ---- checks and the end --------------------------------------------------------------------------------
 
-    def check_lockstep(self, model: nn.Module) -> None:
-        """Compare all replicas of `model` bit by bit.
+    def check_lockstep(self, model: nn.Module) -> LockstepReport:
+        """Compare all replicas of `model` bit by bit, over cards and ranks; every rank calls it.
+
+        Returns:
+            What was compared, and what differs by design.
 
         Raises:
-            LockstepError: two differ.
+            LockstepError: two differ; says what, where, why and what to do.
         """
-        self.strategy.check_lockstep(model)
+        pending = max((step.pending for step in self._steps), default=0)
+        return check_lockstep(model, gradients=not pending)
 
     def close(self) -> None:
         """Let go of threads and process groups; done at exit too."""

@@ -13,6 +13,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from manycard.cards import Card, choose_cards
+from manycard.diagnosis.lockstep import LockstepWatch
 from manycard.errors import SettingError
 
 __all__ = [
@@ -20,6 +21,8 @@ __all__ = [
     "check_graphs",
     "check_scheduler",
     "choose_run_cards",
+    "compile_settings",
+    "lockstep_watch",
     "overridden",
     "seed_all",
     "whole_number",
@@ -107,6 +110,17 @@ def compile_settings(value: bool | Mapping[str, Any]) -> dict[str, Any] | None:
     raise SettingError(
         "compile", value, "it is neither True nor arguments", fix='give compile={"mode": "default"}, say'
     )
+
+
+def lockstep_watch(every: int | None) -> LockstepWatch | None:
+    """What compares cards and ranks every so many updates; None for never.
+
+    Raises:
+        SettingError: it is no whole number of at least 1.
+    """
+    if every is None:
+        return None
+    return LockstepWatch(whole_number("check_every", every, fix="give check_every=100, or leave it out"))
 
 
 def check_scheduler(scheduler: Any) -> None:

@@ -88,6 +88,8 @@ class DataParallelStrategy(Strategy):
             return scale * (own if loss.count is None else 1) / first
 
         results, samples = self._engine(model).forward_backward(loss_fn, batch, weigh, self.precision.autocast, graphs)
+        if self.watch is not None:
+            self.watch.note_losses([value for _, value, _ in results])
         if results[0][2] is None:
             parts = [value * (own / samples) for own, value, _ in results]
             return MicroBatch(_added(parts), samples, samples)

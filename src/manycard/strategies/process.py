@@ -62,6 +62,8 @@ class ProcessStrategy(Strategy):
             if not loss.value.requires_grad:
                 raise LossError("the loss depends on no parameter", fix="compute it from the model's output")
             (self._weighted(loss, samples, unit) * (self.scaling.group_scale(model) or 1.0)).backward()  # type: ignore[no-untyped-call]
+        if self.watch is not None:
+            self.watch.note_losses([loss.value.detach()])
         return self._whole(loss, samples)
 
     def _weighted(self, loss: ShardLoss, samples: int, unit: Count) -> Tensor:

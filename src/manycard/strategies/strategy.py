@@ -24,7 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,7 @@ __all__ = [
     "LossFn",
     "MetricFn",
     "MicroBatch",
+    "StepWatch",
     "Strategy",
     "StrategyOptions",
     "Update",
@@ -97,6 +98,19 @@ class Update:
     """What `Strategy.make_graphs` gave the train step."""
 
 
+class StepWatch(Protocol):
+    """Looks on as train steps run."""
+
+    def note_losses(self, losses: Sequence[Tensor]) -> None:
+        """A micro-batch has run: the loss of each card of this process, 0-dim, that nothing has waited for."""
+
+    def updating(self) -> AbstractContextManager[object]:
+        """Optimizer steps inside are part of a train step's update."""
+
+    def updated(self, model: nn.Module) -> None:
+        """A train step has updated the parameters."""
+
+
 class Strategy(ABC):
     """How the work of a global batch is spread over cards.
 
@@ -129,6 +143,8 @@ class Strategy(ABC):
         """For each model, the train step whose group of micro-batches is open."""
         self.scaling = make_loss_scaling(precision.scale)
         """What is done to losses and gradients in fp16; nothing in other precisions."""
+        self.watch: StepWatch | None = None
+        """What looks on as steps run."""
 
     @property
     def device(self) -> torch.device:

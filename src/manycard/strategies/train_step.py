@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,9 +147,13 @@ class TrainStep:
             factor = group[0].samples / total
         self._group, self._unit = [], None
         update = Update(factor, self._settings.clip_norm, reduced, self._graphs)
-        self.updated = self._strategy.update(self._model, self._optimizers, update)
+        watch = self._strategy.watch
+        with nullcontext() if watch is None else watch.updating():
+            self.updated = self._strategy.update(self._model, self._optimizers, update)
         if self.updated and self._scheduler is not None:
             self._scheduler.step()
+        if self.updated and watch is not None:
+            watch.updated(self._model)
 
     def _drop_group(self) -> None:
         self._group, self._unit = [], None
