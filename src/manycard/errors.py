@@ -11,6 +11,7 @@
     ├── OptimizerError        the optimizer doesn't fit the model or the strategy
     ├── GraphError            graphs="on", and a step that CUDA graphs can't repeat
     ├── LockstepError         replicas that must be equal are not
+    ├── HangError             a step, a loader or a rank gives no sign of life
     ├── CheckpointError       a checkpoint can't be written or read
     ├── MissingExtraError     an optional package is not installed
     └── LaunchError           ranks could not be started, or one of them failed
@@ -31,6 +32,7 @@ __all__ = [
     "CheckpointError",
     "DataError",
     "GraphError",
+    "HangError",
     "LaunchError",
     "LockstepError",
     "LossError",
@@ -141,6 +143,20 @@ class LockstepError(ManycardError):
     def __init__(self, problem: str, *, fix: str = "", findings: Sequence[object] = ()) -> None:
         super().__init__(problem, fix=fix)
         self.findings = tuple(findings)
+
+
+class HangError(ManycardError):
+    """A run makes no progress.
+
+    Args:
+        problem: who waits for whom.
+        fix: what to do.
+        report: who is where, with stacks, in lines.
+    """
+
+    def __init__(self, problem: str, *, fix: str = "", report: str = "") -> None:
+        super().__init__(problem, fix=fix)
+        self.report = report
 
 
 class CheckpointError(ManycardError):

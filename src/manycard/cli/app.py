@@ -24,7 +24,7 @@ from manycard.cli.doctor import doctor
 from manycard.cli.options import say
 from manycard.cli.run import run
 from manycard.cli.verify import verify
-from manycard.errors import ManycardError, RankFailed, SettingError
+from manycard.errors import HangError, ManycardError, RankFailed, SettingError
 
 __all__ = ["app", "main"]
 
@@ -95,6 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _report(error: ManycardError) -> int:
+    if isinstance(error, HangError):
+        say(error.report)
+        say("ended the run")
+        return 1
     if isinstance(error, RankFailed):
         if error.trace:
             print(f"rank {error.rank}:\n{error.trace.rstrip()}", file=sys.stderr)

@@ -40,15 +40,17 @@ from manycard.cards import Card, choose_cards
 from manycard.cli.options import (
     ArgumentsArgument,
     CardsOption,
+    HangTimeoutOption,
     JsonOption,
     ModuleOption,
     PrecisionOption,
     ScriptArgument,
     SyncBatchnormOption,
+    check_hang_timeout,
     print_json,
     say,
 )
-from manycard.errors import NeedsRanks, RankFailed, SettingError, StrategyError
+from manycard.errors import HangError, NeedsRanks, RankFailed, SettingError, StrategyError
 from manycard.launch import Script, cards_setting, exit_status, launch_script, own_traceback
 from manycard.precision import make_precision
 from manycard.script import FedLoaders, Interception, ModuleReport, ScriptSpreading, SpreadSettings
@@ -75,6 +77,7 @@ class _Request:
     channels_last: bool = False
     loader: str | None = None
     graphs: bool = False
+    hang_timeout: str | None = None
 
     def __post_init__(self) -> None:
         self.script.check()
@@ -83,6 +86,8 @@ class _Request:
             raise StrategyError("--strategy", self.strategy, "there is no such strategy", fix=f"choose one of {known}")
         if self.precision is not None:
             make_precision(self.precision)
+        if self.hang_timeout is not None:
+            check_hang_timeout(self.hang_timeout)
         if self.loader not in (None, "auto"):
             raise SettingError(
                 "--loader", self.loader, "there is no such way", fix="write --loader auto, or leave it out"
@@ -109,11 +114,13 @@ class _Request:
             "--channels-last": self.channels_last,
         }
         given = [name for name, on in switches.items() if on]
+        given += ["--hang-timeout", self.hang_timeout] if self.hang_timeout else []
         return ["run", "--strategy", strategy, "--cards", cards, *precision, *given, *self.script.argv]
 
     def environment(self) -> dict[str, str]:
         """What `Parallel` reads, besides the cards."""
         pairs = {"MANYCARD_STRATEGY": self.strategy, "MANYCARD_PRECISION": self.precision}
+        pairs["MANYCARD_HANG_TIMEOUT"] = self.hang_timeout
         return {name: value for name, value in pairs.items() if value is not None}
 
 
@@ -122,7 +129,7 @@ class _Outcome:
     """How a run ended."""
 
     status: int
-    failed: RankFailed | None = None
+    failed: RankFailed | HangError | None = None
     asks_for: tuple[str, str] | None = None
     """The strategy with ranks and the cards that the script asked for, in place; it is to be run in ranks."""
     spread: tuple[ModuleReport, ...] = ()
@@ -171,6 +178,7 @@ def run(
     channels_last: _ChannelsLastOption = False,
     loader: _LoaderOption = None,
     graphs: _GraphsOption = False,
+    hang_timeout: HangTimeoutOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Run a script on all the cards: one that uses manycard, or one written for a single card.
@@ -201,6 +209,7 @@ def run(
         channels_last,
         loader,
         graphs,
+        hang_timeout,
     )
     return _carry_out(request)
 
@@ -256,6 +265,8 @@ def _started(
 ) -> _Outcome:
     try:
         launch_script(words, cards, environment, own_card=own_card)
+    except HangError as hang:
+        return _Outcome(1, hang)
     except RankFailed as failed:
         return _Outcome(failed.exit_code if failed.exit_code > 0 else 1, failed)
     return _Outcome(0)
@@ -352,7 +363,7 @@ def _document(request: _Request, cards: Sequence[Card], outcome: _Outcome, secon
         "status": outcome.status,
         "seconds": round(seconds, 3),
         "spread": [asdict(report) for report in outcome.spread],
-        "failed_rank": failed.rank if failed else None,
+        "failed_rank": failed.rank if isinstance(failed, RankFailed) else None,
         "error": str(failed) if failed else None,
-        "traceback": failed.trace if failed else None,
+        "traceback": failed.trace if isinstance(failed, RankFailed) else failed.report if failed else None,
     }

@@ -24,6 +24,7 @@ from manycard.cards import Card
 from manycard.data import Feed, GlobalLoader
 from manycard.diagnosis.lockstep import LockstepReport, check_lockstep
 from manycard.errors import CheckpointError
+from manycard.hangs import PULSE
 from manycard.parallel.evaluation import evaluate
 from manycard.parallel.run_state import load_run, save_run
 from manycard.parallel.settings import (
@@ -35,6 +36,7 @@ from manycard.parallel.settings import (
     lockstep_watch,
     overridden,
     seed_all,
+    watch_for_hangs,
     whole_number,
 )
 from manycard.precision import make_precision
@@ -61,6 +63,10 @@ class Parallel:
         ddp_options: arguments for DistributedDataParallel in strategy ``ddp``.
         check_every: compare parameters and gradients of all cards and ranks after the first update and after every
             so many; a difference raises `LockstepError`. None compares when `check_lockstep` is called.
+        hang_timeout: seconds without progress that count as a hang; ``"auto"`` takes 20 of the newest steps and at
+            least 300 s, ``"off"`` never does.
+        on_hang: what is done after printing who waits where: ``"end"`` the process, ``"raise"`` `HangError`, or only
+            ``"say"`` it. Ranks of ``manycard run`` are always ended.
 
     Raises:
         SettingError: a setting has a value that can't work.
@@ -88,6 +94,8 @@ class Parallel:
         compile: bool | Mapping[str, Any] = False,
         ddp_options: Mapping[str, Any] | None = None,
         check_every: int | None = None,
+        hang_timeout: float | str = "auto",
+        on_hang: str = "end",
     ) -> None:
         strategy = str(overridden("MANYCARD_STRATEGY", "strategy", strategy))
         find_strategy(strategy)
@@ -96,6 +104,7 @@ class Parallel:
         options = StrategyOptions(
             sync_batchnorm=sync_batchnorm, compile=compile_settings(compile), ddp=dict(ddp_options or {})
         )
+        watch_for_hangs(hang_timeout, on_hang)
         self._feed = Feed()
         chosen = choose_run_cards(overridden("MANYCARD_CARDS", "cards", cards))
         self.precision.apply_flags()
@@ -313,7 +322,8 @@ class Parallel:
                 f"{pending} of {self.accumulate} micro-batches wait for their update, and a checkpoint can't hold them",
                 fix="save after a call for which step.updated is True, or call step.flush() first",
             )
-        save_run(self.strategy, path, model, _listed(optimizer), loader, extra)
+        with PULSE.busy("checkpoint"):
+            save_run(self.strategy, path, model, _listed(optimizer), loader, extra)
 
     def load(
         self,
@@ -328,7 +338,8 @@ class Parallel:
         Raises:
             CheckpointError: the file isn't there, isn't whole, or doesn't hold what is asked for.
         """
-        return load_run(self.strategy, path, model, _listed(optimizer), loader)
+        with PULSE.busy("checkpoint"):
+            return load_run(self.strategy, path, model, _listed(optimizer), loader)
 
     # ---- checks and the end --------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from manycard.cards import Card, choose_cards
 from manycard.diagnosis.lockstep import LockstepWatch
 from manycard.errors import SettingError
+from manycard.hangs import PULSE, hang_settings, watch_this_process
 
 __all__ = [
     "check_clip_norm",
@@ -25,6 +26,7 @@ __all__ = [
     "lockstep_watch",
     "overridden",
     "seed_all",
+    "watch_for_hangs",
     "whole_number",
 ]
 
@@ -121,6 +123,17 @@ def lockstep_watch(every: int | None) -> LockstepWatch | None:
     if every is None:
         return None
     return LockstepWatch(whole_number("check_every", every, fix="give check_every=100, or leave it out"))
+
+
+def watch_for_hangs(timeout: float | str, action: str) -> None:
+    """Watch this process from now on, as the script or the command line asks.
+
+    Raises:
+        SettingError: a setting has a value that can't work.
+    """
+    hang_settings(timeout, action)  # the script's own, even if the command line's win
+    PULSE.ask_for(hang_settings(os.environ.get("MANYCARD_HANG_TIMEOUT", timeout), action))
+    watch_this_process()
 
 
 def check_scheduler(scheduler: Any) -> None:

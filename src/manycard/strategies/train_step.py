@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from manycard.engine.batch import count_samples
 from manycard.errors import OptimizerError
+from manycard.hangs import PULSE
 from manycard.strategies.strategy import Count, LossFn, MicroBatch, Strategy, Update
 
 __all__ = ["TrainStep", "TrainStepSettings"]
@@ -92,8 +93,10 @@ class TrainStep:
             LossError: the loss is no mean over samples, or no loss at all.
             BatchError: the batch can't be cut.
         """
-        with self._strategy.lock:
-            return self._run(batch)
+        with self._strategy.lock, PULSE.busy("step"):
+            loss = self._run(batch)
+        PULSE.beat()
+        return loss
 
     def _run(self, batch: Any) -> Tensor:
         self.updated = False
