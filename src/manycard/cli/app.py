@@ -22,6 +22,7 @@ from manycard.cli.bench import bench
 from manycard.cli.bench_data import bench_data
 from manycard.cli.doctor import doctor
 from manycard.cli.options import say
+from manycard.cli.profile import profile
 from manycard.cli.run import run
 from manycard.cli.verify import verify
 from manycard.errors import HangError, ManycardError, RankFailed, SettingError
@@ -43,6 +44,7 @@ app.command()(doctor)
 # Options that follow the script are the script's.
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command(context_settings={"allow_interspersed_args": False})(verify)
+app.command(context_settings={"allow_interspersed_args": False})(profile)
 _bench = typer.Typer(rich_markup_mode=None)
 _bench.callback(invoke_without_command=True)(bench)
 _bench.command("data")(bench_data)

@@ -27,7 +27,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -60,7 +60,7 @@ from manycard.script.ranks.main import RankSettings
 from manycard.script.written_for_ranks import written_for_ranks
 from manycard.strategies import STRATEGIES
 
-__all__ = ["run"]
+__all__ = ["StrategyOption", "run", "run_quietly"]
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class _Outcome:
     """What became of the trained modules of a script that doesn't use manycard."""
 
 
-_StrategyOption = Annotated[
+StrategyOption = Annotated[
     str | None,
     typer.Option(
         "--strategy",
@@ -170,7 +170,7 @@ def run(
     arguments: ArgumentsArgument = None,
     *,
     module: ModuleOption = False,
-    strategy: _StrategyOption = None,
+    strategy: StrategyOption = None,
     cards: CardsOption = None,
     precision: PrecisionOption = None,
     sync_batchnorm: SyncBatchnormOption = False,
@@ -212,6 +212,43 @@ def run(
         hang_timeout,
     )
     return _carry_out(request)
+
+
+def run_quietly(
+    script: str,
+    arguments: Sequence[str] | None,
+    module: bool,
+    strategy: str | None,
+    cards: str | None,
+    precision: str | None,
+    hang_timeout: str | None,
+    begin: Callable[[], None] | None,
+) -> int:
+    """Run a script as `run` does, with its output on standard error; `begin` is called just before it starts here.
+
+    Returns:
+        Its exit status.
+
+    Raises:
+        RankFailed, HangError: of a run in ranks.
+    """
+    words = Script(script, tuple(arguments or ()), module)
+    request = _Request(words, strategy, cards, precision, as_json=True, hang_timeout=hang_timeout)
+    chosen = _choose(request.cards or "all") if request.cards or request.has_ranks else ()
+    with _output_to_stderr():
+        if request.has_ranks:
+            outcome = _in_ranks(request, chosen)
+        else:
+            if begin is not None:
+                begin()
+            outcome = _in_place(request, chosen)
+    if outcome.asks_for is not None:
+        wanted = outcome.asks_for[0]
+        fix = f"give --strategy {wanted}"
+        raise SettingError("--strategy", strategy, f"{script} asks for one process per card", fix=fix)
+    if outcome.failed is not None:
+        raise outcome.failed
+    return outcome.status
 
 
 def _carry_out(request: _Request) -> int:

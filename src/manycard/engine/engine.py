@@ -38,6 +38,7 @@ from manycard.engine.random import CardGenerators
 from manycard.engine.recorder import Recorder, make_recorders
 from manycard.engine.replicas import Replicas
 from manycard.engine.sizes import shard_sizes
+from manycard.engine.spans import span
 from manycard.engine.threads import CardThreads
 from manycard.engine.update_graphs import Done, UpdateWork
 from manycard.errors import BatchError, ModelError
@@ -234,7 +235,8 @@ class Engine:
         """
         assert self._buckets is not None, "forward_backward comes before update"
         self._group_open = False
-        self._buckets.reduce()
+        with span("reduce"):
+            self._buckets.reduce()
         multiplier = factor if loss_scale is None else factor / loss_scale
         cards = range(len(self.cards))
         if loss_scale is not None:
@@ -285,6 +287,12 @@ class Engine:
         return torch.stack([norm.float() for norm in norms]).isfinite().all()
 
     def _step(
+        self, position: int, mirrors: Sequence[Mirrors], multiplier: float | Tensor, clip_norm: float | None
+    ) -> None:
+        with span("update", self.cards[position].name):
+            self._update_card(position, mirrors, multiplier, clip_norm)
+
+    def _update_card(
         self, position: int, mirrors: Sequence[Mirrors], multiplier: float | Tensor, clip_norm: float | None
     ) -> None:
         self._scale(position, multiplier)

@@ -17,6 +17,7 @@ from manycard.engine.buckets import Buckets
 from manycard.engine.input_copies import InputCopies
 from manycard.engine.loss import ShardLoss, read_loss
 from manycard.engine.replicas import Replicas
+from manycard.engine.spans import span
 from manycard.engine.threads import CardThreads
 from manycard.errors import LossError
 
@@ -53,11 +54,13 @@ class Pass:
 
     def run_on(self, position: int, shard: Any, weight: Callable[[ShardLoss], float | Tensor]) -> ShardLoss:
         """One card's forward and backward pass; gradients end in its buckets. Runs in the card's thread."""
-        with self.autocast(self.replicas.cards[position].device):
+        card = self.replicas.cards[position]
+        with span("forward", card.name), self.autocast(card.device):
             loss = read_loss(self.loss_fn(self.replicas.modules[position], shard))
-        if loss.value.requires_grad:
-            (loss.value * weight(loss)).backward()  # type: ignore[no-untyped-call]
-        self.buckets.collect(position)
+        with span("backward", card.name):
+            if loss.value.requires_grad:
+                (loss.value * weight(loss)).backward()  # type: ignore[no-untyped-call]
+            self.buckets.collect(position)
         return loss
 
     def eager(self) -> list[ShardLoss | None]:
@@ -74,7 +77,9 @@ class Pass:
         shards = self._copied_ahead()
 
         def job(position: int) -> tuple[ShardLoss, bool]:
-            shard = move(shards[position], self.replicas.cards[position].device)
+            card = self.replicas.cards[position]
+            with span("copy", card.name):
+                shard = move(shards[position], card.device)
             shards[position] = None
             loss = self.run_on(position, shard, partial(self.weigh, self.sizes[position], self.samples))
             moved = ShardLoss(move(loss.value.detach(), primary), move(loss.count, primary))

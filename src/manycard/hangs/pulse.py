@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -123,10 +123,15 @@ class Pulse:
         self.file: PulseFile | None = None
         self.fired: HangError | None = None
         """What the watch has found, while Ctrl-C is on its way to the main thread."""
+        self.spans: Callable[[str], AbstractContextManager[object]] = nullcontext
+        """Makes the context of an activity, in which a profiler names it."""
+        self.listeners: list[Callable[[], None]] = []
+        """Called after each step."""
         self._last = time.monotonic()
         self._took: deque[float] = deque(maxlen=32)
         self._activities: list[tuple[str, float]] = []
         self._beating = False
+        self._follows = False
         self._marks: tuple[tuple[str, Callable[[], bool]], ...] = ()
         self._mark_next = 0.0
 
@@ -165,6 +170,8 @@ class Pulse:
         self._last = now
         self.steps += 1
         self._write()
+        for listener in tuple(self.listeners):
+            listener()
 
     def forgive(self) -> None:
         """Begin to count anew: the process was stopped, or somebody looks into it."""
@@ -187,7 +194,8 @@ class Pulse:
         self._activities.append((what, time.monotonic()))
         self._write()
         try:
-            yield
+            with self.spans(what):
+                yield
         except KeyboardInterrupt:
             found, self.fired = self.fired, None
             if found is not None:
@@ -239,7 +247,10 @@ class Pulse:
             self.file.write(self.steps, max(self._last, since), since, self.limit, self.activity)
 
     def follow_optimizers(self) -> None:
-        """Let every step of any optimizer be a beat, for scripts that make no train step."""
+        """Let every step of any optimizer be a beat, for loops that are written out."""
+        if self._follows:
+            return
+        self._follows = True
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         def note(*_: Any) -> None:

@@ -23,9 +23,11 @@ from torch.utils.data import DataLoader
 from manycard.cards import Card
 from manycard.data import Feed, GlobalLoader
 from manycard.diagnosis.lockstep import LockstepReport, check_lockstep
+from manycard.diagnosis.profile import ProfileSettings
 from manycard.errors import CheckpointError
 from manycard.hangs import PULSE
 from manycard.parallel.evaluation import evaluate
+from manycard.parallel.profiling import Profiling, begin_from_environment
 from manycard.parallel.run_state import load_run, save_run
 from manycard.parallel.settings import (
     check_clip_norm,
@@ -115,6 +117,7 @@ class Parallel:
         self._steps: weakref.WeakSet[TrainStep] = weakref.WeakSet()
         self._lockstep = lockstep_watch(check_every)
         self.strategy.watch = self._lockstep
+        begin_from_environment(self.strategy)
 
     # ---- where this process stands -------------------------------------------------------------------------
 
@@ -277,6 +280,28 @@ class Parallel:
         visible = self.is_primary and console.is_terminal
         with Progress(*columns, console=console, disable=not visible, transient=True) as bar:
             yield from bar.track(loader, total=total, description=label)
+
+    def profile(
+        self,
+        loader: Iterable[Any] | None = None,
+        *,
+        steps: int = 8,
+        skip: int = 5,
+        out: str | Path | None = None,
+        say: bool = True,
+    ) -> Profiling:
+        """Record some steps, and say where their time goes on each card, and what would make them faster.
+
+        Args:
+            loader: what the loop walks: ``for batch in parallel.profile(loader)``. Without one it is a context:
+                ``with parallel.profile() as profile:``.
+            steps: how many to record.
+            skip: steps before, that compile and warm up.
+            out: the folder for the trace, which https://ui.perfetto.dev opens.
+            say: print the profile; `Profiling.result` has it in any case.
+        """
+        settings = ProfileSettings(steps, skip, None if out is None else str(out))
+        return Profiling(self.strategy, loader, settings, say)
 
     # ---- evaluation ----------------------------------------------------------------------------------------
 

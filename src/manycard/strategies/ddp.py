@@ -80,6 +80,10 @@ class DistributedStrategy(ProcessStrategy):
     def device(self) -> torch.device:
         return self._card.device
 
+    @property
+    def _name(self) -> str:
+        return self._card.name
+
     # ---- set-up --------------------------------------------------------------------------------------------
 
     def setup_module(self, module: nn.Module) -> nn.Module:
