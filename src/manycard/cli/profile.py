@@ -46,6 +46,9 @@ _SkipOption = Annotated[int, typer.Option("--skip", help="Steps before, which co
 _OutOption = Annotated[
     str | None, typer.Option("--out", metavar="FOLDER", help="Where traces go.", show_default="a new folder")
 ]
+_MemoryOption = Annotated[
+    bool, typer.Option("--memory", help="First watch memory for 40 steps, and name what keeps more in each.")
+]
 _WholeOption = Annotated[bool, typer.Option("--whole", help="Let the script run to its end.")]
 
 
@@ -57,6 +60,7 @@ def profile(
     steps: _StepsOption = 8,
     skip: _SkipOption = 5,
     out: _OutOption = None,
+    memory: _MemoryOption = False,
     whole: _WholeOption = False,
     strategy: StrategyOption = None,
     cards: CardsOption = None,
@@ -73,11 +77,13 @@ def profile(
       manycard profile train.py
       manycard profile --strategy ddp --cards 0,1 train.py --epochs 1
       manycard profile --steps 20 --out traces --json train.py
+      manycard profile --memory train.py
     """
     folder = _settings(steps, skip, out).folder()
     for old in folder.glob("profile*.json"):
         old.unlink()
-    asked = {"steps": steps, "skip": skip, "out": str(folder.resolve()), "whole": whole}
+    skip = max(skip, 40) if memory else skip
+    asked = {"steps": steps, "skip": skip, "out": str(folder.resolve()), "whole": whole, "memory": memory}
     # Kineto writes about its own start otherwise.
     with _variables({VARIABLE: json.dumps(asked), "KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "99")}):
         begin = None if strategy == "ddp" else lambda: _begin(cards)
@@ -138,11 +144,17 @@ def _render(console: Console, result: Profile) -> None:
     rows: list[Any] = result.opportunities
     if not rows:
         console.print("Nothing holds these steps back that is looked for.")
+    for row in result.memory:
+        console.print(f"memory of {escape(row['text'])}", highlight=False)
     grid = Table.grid(padding=(0, 1))
     for number, each in enumerate(rows, start=1):
         grid.add_row(f"[bold yellow]{number}[/]", f"{escape(each.finding.cause)}: up to {each.gain:.2f}x")
         grid.add_row("", f"seen  {escape(each.finding.evidence)}")
         grid.add_row("", f"fix   {escape(each.finding.fix)}", end_section=True)
+    for kept in result.growth:
+        grid.add_row("[bold yellow]![/]", escape(kept.cause))
+        grid.add_row("", f"seen  {escape(kept.evidence)}")
+        grid.add_row("", f"fix   {escape(kept.fix)}", end_section=True)
     console.print(grid)
     for trace in result.traces:
         words = f"trace, for https://ui.perfetto.dev: {escape(trace)}"

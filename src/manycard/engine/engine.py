@@ -318,6 +318,16 @@ class Engine:
         jobs = [partial(shard_job, card) if size else None for card, size in enumerate(sizes)]
         return [result for result, job in zip(self.threads.run(jobs), jobs, strict=True) if job is not None]
 
+    def on_card(
+        self, position: int, optimizers: Sequence[Optimizer]
+    ) -> tuple[list[nn.Module], list[Optimizer], list[Tensor]]:
+        """What there is on a card: the replica, the copies of these optimizers, and buckets."""
+        modules = self.replicas.modules[position : position + 1]
+        mirrors = [self._mirrors[each] for each in optimizers if each in self._mirrors]
+        copies = [copy for mirror in mirrors for copy in mirror.optimizers[position : position + 1]]
+        flats = [] if self._buckets is None else list(self._buckets.flats[position].values())
+        return modules, copies, flats
+
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """An engine is never copied: a copy of what holds it makes its own, or runs on one card."""
 

@@ -8,14 +8,12 @@ have files beside this one.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress, TimeElapsedColumn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -27,7 +25,9 @@ from manycard.diagnosis.profile import ProfileSettings
 from manycard.errors import CheckpointError
 from manycard.hangs import PULSE
 from manycard.parallel.evaluation import evaluate
+from manycard.parallel.memory import MemoryReport, MemoryWatch, report_memory
 from manycard.parallel.profiling import Profiling, begin_from_environment
+from manycard.parallel.progress import walked_with_bar
 from manycard.parallel.run_state import load_run, save_run
 from manycard.parallel.settings import (
     check_clip_norm,
@@ -115,6 +115,7 @@ class Parallel:
             seed_all(seed)
         self.strategy: Strategy = make_strategy(strategy, chosen, self.precision, self._feed, options)
         self._steps: weakref.WeakSet[TrainStep] = weakref.WeakSet()
+        self._memory_watches: list[MemoryWatch] = []
         self._lockstep = lockstep_watch(check_every)
         self.strategy.watch = self._lockstep
         begin_from_environment(self.strategy)
@@ -169,6 +170,8 @@ class Parallel:
         model = self.strategy.setup_module(model)
         for optimizer in optimizers:
             self.strategy.setup_optimizer(model, optimizer)
+        self.strategy.models.add(model)
+        self.strategy.optimizers.update(optimizers)
         if self._lockstep is not None:
             self._lockstep.follow(model, optimizers)
         return (model, *optimizers) if optimizers else model
@@ -273,13 +276,7 @@ class Parallel:
 
     def progress(self, loader: Iterable[Any], epoch: int | None = None) -> Iterator[Any]:
         """Walk `loader` with a progress bar on standard error, in one process and on a terminal only."""
-        console = Console(stderr=True)
-        total = len(loader) if isinstance(loader, Sized) else None
-        label = "training" if epoch is None else f"epoch {epoch}"
-        columns = (*Progress.get_default_columns(), TimeElapsedColumn())
-        visible = self.is_primary and console.is_terminal
-        with Progress(*columns, console=console, disable=not visible, transient=True) as bar:
-            yield from bar.track(loader, total=total, description=label)
+        return walked_with_bar(loader, "training" if epoch is None else f"epoch {epoch}", shown=self.is_primary)
 
     def profile(
         self,
@@ -287,21 +284,37 @@ class Parallel:
         *,
         steps: int = 8,
         skip: int = 5,
-        out: str | Path | None = None,
+        out: str | None = None,
         say: bool = True,
     ) -> Profiling:
         """Record some steps, and say where their time goes on each card, and what would make them faster.
 
         Args:
-            loader: what the loop walks: ``for batch in parallel.profile(loader)``. Without one it is a context:
-                ``with parallel.profile() as profile:``.
+            loader: what the loop walks; without one it is a context.
             steps: how many to record.
             skip: steps before, that compile and warm up.
             out: the folder for the trace, which https://ui.perfetto.dev opens.
-            say: print the profile; `Profiling.result` has it in any case.
+            say: print the profile; ``result`` of what comes back has it in any case.
         """
-        settings = ProfileSettings(steps, skip, None if out is None else str(out))
-        return Profiling(self.strategy, loader, settings, say)
+        return Profiling(self.strategy, loader, ProfileSettings(steps, skip, out), say)
+
+    def memory(self, *, snapshot: str | Path | None = None) -> MemoryReport:
+        """What each card's memory is for, and where it is uneven or fragmented; every rank calls it.
+
+        Args:
+            snapshot: a file for torch's memory viewer (https://docs.pytorch.org/memory_viz); real cards only.
+        """
+        return report_memory(self.strategy, snapshot)
+
+    def watch_memory(self, *, every: int = 8, snapshot: str | Path | None = None) -> MemoryWatch:
+        """Warn of memory that grows from step to step, and name the variable, attribute or list that keeps it.
+
+        Args:
+            every: steps between two looks, of some ten milliseconds each; four looks tell.
+            snapshot: a file for torch's memory viewer, written then.
+        """
+        self._memory_watches.append(MemoryWatch(self.strategy, every, snapshot))
+        return self._memory_watches[-1]
 
     # ---- evaluation ----------------------------------------------------------------------------------------
 
@@ -371,9 +384,6 @@ class Parallel:
     def check_lockstep(self, model: nn.Module) -> LockstepReport:
         """Compare all replicas of `model` bit by bit, over cards and ranks; every rank calls it.
 
-        Returns:
-            What was compared, and what differs by design.
-
         Raises:
             LockstepError: two differ; says what, where, why and what to do.
         """
@@ -382,6 +392,8 @@ class Parallel:
 
     def close(self) -> None:
         """Let go of threads and process groups; done at exit too."""
+        for watch in self._memory_watches:
+            watch.stop()
         self.strategy.close()
 
 

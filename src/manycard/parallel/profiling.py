@@ -15,11 +15,16 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from manycard.data import GlobalLoader
+from manycard.diagnosis.finding import Finding
+from manycard.diagnosis.memory_use import GrowthWatch, judge_memory
 from manycard.diagnosis.profile import Profile, ProfileSettings, Recording, Setup, merged
+from manycard.hangs import PULSE
+from manycard.parallel.memory import memory_of_process
 from manycard.strategies import Strategy
 
 __all__ = ["VARIABLE", "Profiling", "begin_from_environment", "end_from_environment"]
@@ -27,6 +32,8 @@ __all__ = ["VARIABLE", "Profiling", "begin_from_environment", "end_from_environm
 VARIABLE = "MANYCARD_PROFILE"
 """Set by ``manycard profile``: ``{"steps": ..., "skip": ..., "out": FOLDER, "whole": ...}``."""
 _begun: list[Recording] = []
+_strategies: list[Strategy] = []
+"""Of the newest `Parallel` of this process."""
 
 
 class Profiling:
@@ -65,9 +72,18 @@ class Profiling:
         return len(self._loader)  # type: ignore[arg-type]
 
     def _show(self, profile: Profile) -> None:
-        self.result = merged(self._strategy.peers.gather_objects(profile))
+        self.result = merged(self._strategy.peers.gather_objects(with_memory(profile, self._strategy)))
         if self._say and self._strategy.peers.rank == 0:
             print("\n".join(f"manycard: {line}" for line in str(self.result).splitlines()), file=sys.stderr)
+
+
+def with_memory(profile: Profile, strategy: Strategy | None) -> Profile:
+    """`profile` with what the memory of this process's cards is for, and what is uneven in it."""
+    if strategy is None:
+        return profile
+    cards = memory_of_process(strategy)
+    rows = tuple({**card.as_dict(), "text": str(card)} for card in cards)
+    return replace(profile, memory=rows, growth=(*profile.growth, *judge_memory(cards)))
 
 
 def start_recording(
@@ -103,10 +119,20 @@ def begin_from_environment(strategy: Strategy | None = None, cards: Sequence[str
     setup = Setup(gathers=True) if strategy is None else Setup(strategy=strategy.name)
     if _begun:
         _begun[0].describe(lambda: cards, lambda: setup)
+        _strategies[:] = [strategy] if strategy is not None else []
         return
     read: Mapping[str, Any] = json.loads(asked)
 
+    _strategies[:] = [strategy] if strategy is not None else []
+    growth: list[Finding] = []
+    watch = GrowthWatch(growth.append)
+    if read.get("memory"):
+        PULSE.listeners.append(watch.stepped)
+
     def then(profile: Profile) -> None:
+        if watch.stepped in PULSE.listeners:
+            PULSE.listeners.remove(watch.stepped)
+        profile = with_memory(replace(profile, growth=tuple(growth)), next(iter(_strategies), None))
         profile.write(Path(read["out"]) / f"profile{rank}.json")
         if not read["whole"]:
             raise SystemExit(0)

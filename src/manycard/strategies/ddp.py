@@ -202,6 +202,11 @@ class DistributedStrategy(ProcessStrategy):
         finally:
             model.syncs = before
 
+    def holdings(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> list[tuple[Card, list[nn.Module], list[Optimizer], list[Tensor]]]:
+        return [(self._card, [self.unwrap(model) for model in models], list(optimizers), [])]
+
     # ---- replicas ------------------------------------------------------------------------------------------
 
     def check_lockstep(self, model: nn.Module) -> None:

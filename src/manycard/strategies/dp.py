@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manycard.cards.card import Card
@@ -136,6 +136,18 @@ class DataParallelStrategy(Strategy):
             if not card.simulated:
                 torch.cuda.synchronize(card.device)
         engine.replicas.check_lockstep()
+
+    def holdings(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> list[tuple[Card, list[nn.Module], list[Optimizer], list[Tensor]]]:
+        held: list[tuple[Card, list[nn.Module], list[Optimizer], list[Tensor]]] = []
+        for card in self.cards:
+            parts = [self._engine(model).on_card(card.position, optimizers) for model in models]
+            modules = [module for found, _, _ in parts for module in found]
+            mirrored = [optimizer for _, found, _ in parts for optimizer in found]
+            own = [each for each in optimizers if each not in mirrored] if card is self.cards[0] else []
+            held.append((card, modules, [*mirrored, *own], [flat for _, _, flats in parts for flat in flats]))
+        return held
 
     def close(self) -> None:
         for model in self._models:

@@ -143,6 +143,9 @@ class Strategy(ABC):
         """For each model, the train step whose group of micro-batches is open."""
         self.scaling = make_loss_scaling(precision.scale)
         """What is done to losses and gradients in fp16; nothing in other precisions."""
+        self.models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        """What `Parallel.setup` gave."""
+        self.optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.watch: StepWatch | None = None
         """What looks on as steps run."""
 
@@ -253,6 +256,13 @@ class Strategy(ABC):
         Raises:
             LockstepError: two replicas differ; names the parameter and the cards.
         """
+
+    def holdings(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> list[tuple[Card, list[nn.Module], list[Optimizer], list[Tensor]]]:
+        """Of each card of this process: the modules and optimizers on it, and further gradients that it holds."""
+        card = next((card for card in self.cards if card.device == self.device), self.cards[0])
+        return [(card, [self.unwrap(model) for model in models], list(optimizers), [])]
 
     def close(self) -> None:
         """Let go of threads, process groups and card memory."""

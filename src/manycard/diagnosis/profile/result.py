@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from manycard.diagnosis.finding import Finding
 from manycard.diagnosis.profile.breakdown import PARTS, CardTime
 from manycard.diagnosis.profile.findings import Opportunity, Setup, find_opportunities
 
@@ -24,7 +25,9 @@ class Profile:
     traces: tuple[str, ...] = ()
     """Files to open at https://ui.perfetto.dev, one a process."""
     memory: tuple[dict[str, Any], ...] = ()
-    """Of each card, what its memory was for; see `manycard.diagnosis.memory_use`."""
+    """Of each card, what its memory was for, in bytes, and as ``text``; see `manycard.diagnosis.memory_use`."""
+    growth: tuple[Finding, ...] = ()
+    """Memory that grew from step to step, and memory that is uneven."""
 
     @property
     def opportunities(self) -> list[Opportunity]:
@@ -39,6 +42,7 @@ class Profile:
             "cards": [card.as_dict() for card in self.cards],
             "findings": [{**asdict(each.finding), "gain": round(each.gain, 3)} for each in self.opportunities],
             "memory": list(self.memory),
+            "growth": [asdict(finding) for finding in self.growth],
             "setup": asdict(self.setup),
             "traces": list(self.traces),
         }
@@ -54,6 +58,7 @@ class Profile:
             Setup(**setup),
             tuple(read["traces"]),
             tuple(read["memory"]),
+            tuple(Finding(**finding) for finding in read["growth"]),
         )
 
     def __str__(self) -> str:
@@ -67,6 +72,8 @@ class Profile:
         found = self.opportunities
         lines += [f"{number}. {each}" for number, each in enumerate(found, start=1)]
         lines += [] if found else ["Nothing holds these steps back that is looked for."]
+        lines += [f"memory of {row['text']}" for row in self.memory]
+        lines += [str(finding) for finding in self.growth]
         lines += [f"trace, for https://ui.perfetto.dev: {trace}" for trace in self.traces]
         return "\n".join(lines)
 
@@ -84,4 +91,5 @@ def merged(profiles: Sequence[Profile]) -> Profile:
         first.setup,
         tuple(trace for each in profiles for trace in each.traces),
         tuple(row for each in profiles for row in each.memory),
+        tuple(dict.fromkeys(finding for each in profiles for finding in each.growth)),
     )

@@ -54,7 +54,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
         model, optimizer = parallel.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
         step = parallel.train_step(loss_fn, model, optimizer)
         loader = parallel.loader(data or Samples(), batch_size=8)
-        profiling = parallel.profile(loader, steps=5, skip=4, out=tmp_path / "traces")
+        profiling = parallel.profile(loader, steps=5, skip=4, out=str(tmp_path / "traces"))
         for x in profiling:
             step(x)
             time.sleep(own)
@@ -116,7 +116,7 @@ def test_a_context_that_ends_early_and_wrong_settings(tmp_path: Path) -> None:
     parallel = mc.Parallel("single", cards="cpu:1")
     net = nn.Linear(2, 1)
     model, optimizer = parallel.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
-    with parallel.profile(skip=0, out=tmp_path, say=False) as profiling:
+    with parallel.profile(skip=0, out=str(tmp_path), say=False) as profiling:
         for _ in range(3):
             parallel.backward(model(torch.ones(4, 2)).mean())
             optimizer.step()
