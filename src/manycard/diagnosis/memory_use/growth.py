@@ -111,10 +111,10 @@ class GrowthWatch:
         ignored = {id(kept)}
         names: Counter[str] = Counter()
         samples: dict[str, Tensor] = {}
-        for tensor in kept[:: max(1, len(kept) // 12)][:12]:
+        for tensor in sorted(kept, key=_weight, reverse=True)[:12]:
             name = name_of(tensor, ignored)
             if name:
-                names[name] += 1
+                names[name] += _weight(tensor)
                 samples.setdefault(name, tensor)
         if not names:
             return "", kept[0] if kept else None
@@ -128,9 +128,15 @@ class GrowthWatch:
         return reference() if reference is not None else None
 
 
+def _weight(tensor: Tensor) -> int:
+    """How much it is likely to keep; what a graph keeps isn't known for each."""
+    return 2**40 if tensor.grad_fn is not None else tensor.numel() * tensor.element_size()
+
+
 def _finding(each: float, steps: int, holder: str, sample: Tensor | None, kept: Sequence[Tensor]) -> Finding:
     seen = f"{each / 2**20:.2f} MB a step over {steps} steps"
     if sample is not None:
+        kept = [tensor for tensor in kept if tensor.shape == sample.shape]
         graph = sample.grad_fn is not None
         shape = list(sample.shape)
         many = f"{len(kept)} more tensors such as {shape}" if len(kept) > 1 else f"a tensor of shape {shape}"
