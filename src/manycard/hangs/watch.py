@@ -94,9 +94,9 @@ class _Watcher:
         self._pulse = pulse
         self._said: tuple[int, float] | None = None
         """The number of steps at the hang that was said, and when."""
-        self._waiting: tuple[FrameType, float] | None = None
-        """The call that waits for a DataLoader's batch, and when it was first seen. The call itself is kept: another
-        one, of the same line, is progress."""
+        self._waiting: tuple[tuple[int, int], float] | None = None
+        """The DataLoader's iterator that gives no batch, how many it has given, and when that was first seen. The
+        iterator itself is not kept: whoever drops it last waits for its workers."""
 
     def run(self) -> None:
         """Look, until the process ends."""
@@ -137,16 +137,19 @@ class _Watcher:
     def _loader_stands(self, limit: float) -> bool:
         """Whether the main thread has been in one wait for a DataLoader's batch for as long as `limit`."""
         frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
-        outermost = None
+        given: tuple[int, int] | None = None
         while frame is not None:
-            if frame.f_code.co_filename.endswith(os.path.join("torch", "utils", "data", "dataloader.py")):
-                outermost = frame
+            asks = frame.f_code.co_name == "__next__"  # and not __del__, which waits for workers
+            if asks and frame.f_code.co_filename.endswith(os.path.join("torch", "utils", "data", "dataloader.py")):
+                loader = frame.f_locals.get("self")
+                given = id(loader), getattr(loader, "_num_yielded", -1)
+                del loader
             frame = frame.f_back
         now = time.monotonic()
-        if outermost is None:
+        if given is None:
             self._waiting = None
-        elif self._waiting is None or self._waiting[0] is not outermost:
-            self._waiting = outermost, now
+        elif self._waiting is None or self._waiting[0] != given:
+            self._waiting = given, now
         return self._waiting is not None and now - self._waiting[1] > limit
 
     def _act(self, verdict: Verdict) -> None:
