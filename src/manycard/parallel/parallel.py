@@ -310,7 +310,7 @@ class Parallel:
         """Warn of memory that grows from step to step, and name the variable, attribute or list that keeps it.
 
         Args:
-            every: steps between two looks, of some ten milliseconds each; four looks tell.
+            every: steps between two looks, of some tens of milliseconds each; four looks tell.
             snapshot: a file for torch's memory viewer, written then.
         """
         self._memory_watches.append(MemoryWatch(self.strategy, every, snapshot))

@@ -2,7 +2,7 @@
 
 Behaviour:
     * Every `every` steps, the memory of all live tensors is added up, with what only their graphs keep; on GPUs it is
-      what the allocator has given out. In between nothing runs. One look takes some ten milliseconds.
+      what the allocator has given out. In between nothing runs. One look takes some tens of milliseconds.
     * Memory that has grown between each of the newest four looks, by `LEAST` a step or more, is a leak.
     * Blamed are tensors that were new at one look and are there at the next: the script's variable, attribute or
       list that holds them is looked for. A single tensor whose graph grows (``total = total + loss``) is another case.

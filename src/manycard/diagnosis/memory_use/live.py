@@ -20,7 +20,8 @@ _MOST_NODES = 20_000
 
 
 def live_tensors() -> list[Tensor]:
-    """Every tensor that Python holds, those of this call aside."""
+    """Every tensor that Python holds, those of this call aside. What only cycles hold is collected first."""
+    gc.collect()
     # By type: asking an object itself may run anything.
     return [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor) and _has_memory(thing)]
 
