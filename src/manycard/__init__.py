@@ -7,6 +7,7 @@
 
 from manycard import errors
 from manycard.cards import Card, CardChoice, choose_cards
+from manycard.diagnosis.lockstep import LockstepReport, check_lockstep
 from manycard.engine.data_parallel import DataParallel
 from manycard.parallel import Parallel, Pipeline
 from manycard.script.session import load_ipython_extension, spread, unload_ipython_extension
@@ -16,9 +17,11 @@ __all__ = [
     "Card",
     "CardChoice",
     "DataParallel",
+    "LockstepReport",
     "Parallel",
     "Pipeline",
     "__version__",
+    "check_lockstep",
     "choose_cards",
     "errors",
     "load_ipython_extension",

@@ -11,6 +11,7 @@
     ├── OptimizerError        the optimizer doesn't fit the model or the strategy
     ├── GraphError            graphs="on", and a step that CUDA graphs can't repeat
     ├── LockstepError         replicas that must be equal are not
+    ├── HangError             a step, a loader or a rank gives no sign of life
     ├── CheckpointError       a checkpoint can't be written or read
     ├── MissingExtraError     an optional package is not installed
     └── LaunchError           ranks could not be started, or one of them failed
@@ -23,12 +24,15 @@ Each says what is wrong, with the value, and what to do about it. Anything else 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = [
     "BatchError",
     "CardsError",
     "CheckpointError",
     "DataError",
     "GraphError",
+    "HangError",
     "LaunchError",
     "LockstepError",
     "LossError",
@@ -128,7 +132,31 @@ class GraphError(ManycardError):
 
 
 class LockstepError(ManycardError):
-    """Replicas that must hold equal parameters do not."""
+    """Replicas that must hold equal parameters do not.
+
+    Args:
+        problem: what differs, and where.
+        fix: what to do.
+        findings: each difference as a `Finding`, the gravest first, where they were looked for.
+    """
+
+    def __init__(self, problem: str, *, fix: str = "", findings: Sequence[object] = ()) -> None:
+        super().__init__(problem, fix=fix)
+        self.findings = tuple(findings)
+
+
+class HangError(ManycardError):
+    """A run makes no progress.
+
+    Args:
+        problem: who waits for whom.
+        fix: what to do.
+        report: who is where, with stacks, in lines.
+    """
+
+    def __init__(self, problem: str, *, fix: str = "", report: str = "") -> None:
+        super().__init__(problem, fix=fix)
+        self.report = report
 
 
 class CheckpointError(ManycardError):

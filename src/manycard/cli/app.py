@@ -24,9 +24,10 @@ from manycard.cli.doctor import doctor
 from manycard.cli.monitor import monitor
 from manycard.cli.options import say
 from manycard.cli.plan import plan
+from manycard.cli.profile import profile
 from manycard.cli.run import run
 from manycard.cli.verify import verify
-from manycard.errors import ManycardError, RankFailed, SettingError
+from manycard.errors import HangError, ManycardError, RankFailed, SettingError
 
 __all__ = ["app", "main"]
 
@@ -47,6 +48,7 @@ app.command()(monitor)
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command(context_settings={"allow_interspersed_args": False})(verify)
 app.command(context_settings={"allow_interspersed_args": False})(plan)
+app.command(context_settings={"allow_interspersed_args": False})(profile)
 _bench = typer.Typer(rich_markup_mode=None)
 _bench.callback(invoke_without_command=True)(bench)
 _bench.command("data")(bench_data)
@@ -99,6 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _report(error: ManycardError) -> int:
+    if isinstance(error, HangError):
+        say(error.report)
+        say("ended the run")
+        return 1
     if isinstance(error, RankFailed):
         if error.trace:
             print(f"rank {error.rank}:\n{error.trace.rstrip()}", file=sys.stderr)

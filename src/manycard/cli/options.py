@@ -12,15 +12,20 @@ from typing import Annotated, Any
 
 import typer
 
+from manycard.errors import SettingError
+from manycard.hangs import hang_settings
+
 __all__ = [
     "ArgumentsArgument",
     "CardsOption",
+    "HangTimeoutOption",
     "JsonOption",
     "ModuleOption",
     "NcclOption",
     "PrecisionOption",
     "ScriptArgument",
     "SyncBatchnormOption",
+    "check_hang_timeout",
     "print_json",
     "say",
 ]
@@ -82,10 +87,35 @@ NcclOption = Annotated[
 ]
 """``--nccl``; None where it was not given."""
 
+HangTimeoutOption = Annotated[
+    str | None,
+    typer.Option(
+        "--hang-timeout",
+        metavar="SECONDS",
+        help="End the run, saying who waits where, after so long without progress: seconds, auto (20 steps, at least "
+        "300 s) or off.",
+        show_default=False,
+    ),
+]
+"""``--hang-timeout``; None where it was not given."""
+
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
 ]
 """``--json``."""
+
+
+def check_hang_timeout(value: str) -> None:
+    """Check ``--hang-timeout``.
+
+    Raises:
+        SettingError: it is no number of seconds, and neither of the words.
+    """
+    try:
+        hang_settings(value)
+    except SettingError as error:
+        problem = error.problem.partition(": ")[2]
+        raise SettingError("--hang-timeout", value, problem, fix="give seconds, such as 600, or auto or off") from error
 
 
 def say(text: str) -> None:

@@ -27,7 +27,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -41,16 +41,18 @@ from manycard.cards.nccl_settings import apply_saved, check_nccl
 from manycard.cli.options import (
     ArgumentsArgument,
     CardsOption,
+    HangTimeoutOption,
     JsonOption,
     ModuleOption,
     NcclOption,
     PrecisionOption,
     ScriptArgument,
     SyncBatchnormOption,
+    check_hang_timeout,
     print_json,
     say,
 )
-from manycard.errors import NeedsRanks, RankFailed, SettingError, StrategyError
+from manycard.errors import HangError, NeedsRanks, RankFailed, SettingError, StrategyError
 from manycard.launch import Script, cards_setting, exit_status, launch_script, own_traceback
 from manycard.precision import make_precision
 from manycard.script import FedLoaders, Interception, ModuleReport, ScriptSpreading, SpreadSettings
@@ -62,7 +64,7 @@ from manycard.script.ranks.main import RankSettings
 from manycard.script.written_for_ranks import written_for_ranks
 from manycard.strategies import STRATEGIES
 
-__all__ = ["run"]
+__all__ = ["StrategyOption", "run", "run_quietly"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class _Request:
     loader: str | None = None
     graphs: bool = False
     nccl: str | None = None
+    hang_timeout: str | None = None
 
     def __post_init__(self) -> None:
         self.script.check()
@@ -89,6 +92,8 @@ class _Request:
         if self.precision is not None:
             make_precision(self.precision)
         check_nccl(self.nccl or "saved", "--nccl")
+        if self.hang_timeout is not None:
+            check_hang_timeout(self.hang_timeout)
         if self.loader not in (None, "auto"):
             raise SettingError(
                 "--loader", self.loader, "there is no such way", fix="write --loader auto, or leave it out"
@@ -116,6 +121,7 @@ class _Request:
         }
         given = [name for name, on in switches.items() if on]
         nccl = ["--nccl", self.nccl] if self.nccl else []
+        given += ["--hang-timeout", self.hang_timeout] if self.hang_timeout else []
         return ["run", "--strategy", strategy, "--cards", cards, *precision, *nccl, *given, *self.script.argv]
 
     def environment(self) -> dict[str, str]:
@@ -124,6 +130,7 @@ class _Request:
             "MANYCARD_STRATEGY": self.strategy,
             "MANYCARD_PRECISION": self.precision,
             "MANYCARD_NCCL": self.nccl,
+            "MANYCARD_HANG_TIMEOUT": self.hang_timeout,
         }
         return {name: value for name, value in pairs.items() if value is not None}
 
@@ -133,14 +140,14 @@ class _Outcome:
     """How a run ended."""
 
     status: int
-    failed: RankFailed | None = None
+    failed: RankFailed | HangError | None = None
     asks_for: tuple[str, str] | None = None
     """The strategy with ranks and the cards that the script asked for, in place; it is to be run in ranks."""
     spread: tuple[ModuleReport, ...] = ()
     """What became of the trained modules of a script that doesn't use manycard."""
 
 
-_StrategyOption = Annotated[
+StrategyOption = Annotated[
     str | None,
     typer.Option(
         "--strategy",
@@ -174,7 +181,7 @@ def run(
     arguments: ArgumentsArgument = None,
     *,
     module: ModuleOption = False,
-    strategy: _StrategyOption = None,
+    strategy: StrategyOption = None,
     cards: CardsOption = None,
     precision: PrecisionOption = None,
     sync_batchnorm: SyncBatchnormOption = False,
@@ -183,6 +190,7 @@ def run(
     loader: _LoaderOption = None,
     graphs: _GraphsOption = False,
     nccl: NcclOption = None,
+    hang_timeout: HangTimeoutOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Run a script on all the cards: one that uses manycard, or one written for a single card.
@@ -214,8 +222,46 @@ def run(
         loader,
         graphs,
         nccl,
+        hang_timeout,
     )
     return _carry_out(request)
+
+
+def run_quietly(
+    script: str,
+    arguments: Sequence[str] | None,
+    module: bool,
+    strategy: str | None,
+    cards: str | None,
+    precision: str | None,
+    hang_timeout: str | None,
+    begin: Callable[[], None] | None,
+) -> int:
+    """Run a script as `run` does, with its output on standard error; `begin` is called just before it starts here.
+
+    Returns:
+        Its exit status.
+
+    Raises:
+        RankFailed, HangError: of a run in ranks.
+    """
+    words = Script(script, tuple(arguments or ()), module)
+    request = _Request(words, strategy, cards, precision, as_json=True, hang_timeout=hang_timeout)
+    chosen = _choose(request.cards or "all", request) if request.cards or request.has_ranks else ()
+    with _output_to_stderr():
+        if request.has_ranks:
+            outcome = _in_ranks(request, chosen)
+        else:
+            if begin is not None:
+                begin()
+            outcome = _in_place(request, chosen)
+    if outcome.asks_for is not None:
+        wanted = outcome.asks_for[0]
+        fix = f"give --strategy {wanted}"
+        raise SettingError("--strategy", strategy, f"{script} asks for one process per card", fix=fix)
+    if outcome.failed is not None:
+        raise outcome.failed
+    return outcome.status
 
 
 def _carry_out(request: _Request) -> int:
@@ -286,6 +332,8 @@ def _started(
 ) -> _Outcome:
     try:
         launch_script(words, cards, environment, own_card=own_card)
+    except HangError as hang:
+        return _Outcome(1, hang)
     except RankFailed as failed:
         return _Outcome(failed.exit_code if failed.exit_code > 0 else 1, failed)
     return _Outcome(0)
@@ -382,7 +430,7 @@ def _document(request: _Request, cards: Sequence[Card], outcome: _Outcome, secon
         "status": outcome.status,
         "seconds": round(seconds, 3),
         "spread": [asdict(report) for report in outcome.spread],
-        "failed_rank": failed.rank if failed else None,
+        "failed_rank": failed.rank if isinstance(failed, RankFailed) else None,
         "error": str(failed) if failed else None,
-        "traceback": failed.trace if failed else None,
+        "traceback": failed.trace if isinstance(failed, RankFailed) else failed.report if failed else None,
     }

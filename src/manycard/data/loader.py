@@ -39,6 +39,7 @@ from manycard.data.transfer import make_transfer, sent_ahead
 from manycard.data.tuning import Tuner
 from manycard.data.walk import ItemWalk, Reader, ShardWalk, Walk
 from manycard.errors import CheckpointError, SettingError
+from manycard.hangs import PULSE
 
 __all__ = ["GlobalLoader"]
 
@@ -197,7 +198,7 @@ class GlobalLoader:
         try:
             while not position.finished:
                 try:
-                    for batch, info in walk:
+                    for batch, info in PULSE.each("loader", walk):
                         position.batches += 1
                         self.feed.current = shown = info
                         self._tuner.handed()

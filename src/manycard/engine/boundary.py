@@ -38,6 +38,7 @@ from manycard.engine.input_copies import InputCopies
 from manycard.engine.joining import Join, join_values
 from manycard.engine.layout import Layout, Piece
 from manycard.engine.local_backward import USED_TWICE, local_gradients
+from manycard.engine.spans import span
 from manycard.engine.ways import Way
 
 __all__ = ["SpreadCall"]
@@ -127,7 +128,8 @@ class SpreadCall:
 
     def _run_without_graph(self) -> Any:
         self._cut(leaves=False)
-        return self.join(self.engine.threads.run(self._jobs(self._forward), here=0))
+        with span("forward"):
+            return self.join(self.engine.threads.run(self._jobs(self._forward), here=0))
 
     def _jobs(self, job: Callable[[int], Any]) -> list[Callable[[], Any] | None]:
         return [partial(job, position) if size else None for position, size in enumerate(self.sizes)]
@@ -209,7 +211,8 @@ class SpreadCall:
     def forward_eager(self) -> list[Any]:
         """Run every card's replica, each building its own graph; their outputs, by card."""
         self._cut(leaves=True)
-        values = self.engine.threads.run(self._jobs(self._forward_with_graph), here=0)
+        with span("forward"):
+            values = self.engine.threads.run(self._jobs(self._forward_with_graph), here=0)
         self._check.compare()
         return values
 
@@ -278,7 +281,8 @@ class SpreadCall:
         """Run every card's backward pass; gradients of the whole inputs and of the primary's parameters."""
         total = GradientSum(self.engine.cards, self.parameters[0], self.engine.collective)
         jobs = self._jobs(lambda position: self._backward_shard(position, gradients, keep, total))
-        pieces = self.engine.threads.run(jobs, here=self._here)
+        with span("backward"):
+            pieces = self.engine.threads.run(jobs, here=self._here)
         inputs = [self._input_gradient(index, pieces) for index in range(len(self.whole))]
         return [*inputs, *total.on_primary()]
 

@@ -28,6 +28,7 @@ from manycard.engine.layout import OnDimension
 from manycard.engine.spreader import Spreader
 from manycard.engine.threads import current_place
 from manycard.errors import CardsError, ModelError, SettingError
+from manycard.hangs import PULSE
 
 __all__ = ["DataParallel"]
 
@@ -113,7 +114,7 @@ class DataParallel(nn.DataParallel[nn.Module]):
         if sum(map(bool, sizes)) < 2:
             args, kwargs = move((args, kwargs), self.cards[0].device)
             return move(self.module(*args, **kwargs), self.cards[self._output_card()].device)
-        with self._spreader.engine.lock:
+        with self._spreader.engine.lock, PULSE.busy("call"):
             value = self._spreader.call(args, kwargs, sizes, OnDimension(self.dim), self._output_card())
             self._calls += 1
         return value

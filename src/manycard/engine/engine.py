@@ -40,6 +40,7 @@ from manycard.engine.random import CardGenerators
 from manycard.engine.recorder import Recorder, make_recorders
 from manycard.engine.replicas import Replicas
 from manycard.engine.sharded import ShardedMirrors
+from manycard.engine.spans import span
 from manycard.engine.threads import CardThreads
 from manycard.engine.update_graphs import Done, UpdateWork
 from manycard.errors import ModelError
@@ -250,7 +251,8 @@ class Engine:
         """
         assert self._buckets is not None, "forward_backward comes before update"
         self._group_open = False
-        self._buckets.reduce()
+        with span("reduce"):
+            self._buckets.reduce()
         multiplier = factor if loss_scale is None else factor / loss_scale
         cards = range(len(self.cards))
         if loss_scale is not None:
@@ -306,6 +308,12 @@ class Engine:
     def _step(
         self, position: int, mirrors: Sequence[Mirrors], multiplier: float | Tensor, clip_norm: float | None
     ) -> None:
+        with span("update", self.cards[position].name):
+            self._update_card(position, mirrors, multiplier, clip_norm)
+
+    def _update_card(
+        self, position: int, mirrors: Sequence[Mirrors], multiplier: float | Tensor, clip_norm: float | None
+    ) -> None:
         self._scale(position, multiplier)
         if clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.replicas.parameters[position], clip_norm)
@@ -329,6 +337,16 @@ class Engine:
 
         jobs = [partial(shard_job, card) if size else None for card, size in enumerate(sizes)]
         return [result for result, job in zip(self.threads.run(jobs), jobs, strict=True) if job is not None]
+
+    def on_card(
+        self, position: int, optimizers: Sequence[Optimizer]
+    ) -> tuple[list[nn.Module], list[Optimizer], list[Tensor]]:
+        """What there is on a card: the replica, the copies of these optimizers, and buckets."""
+        modules = self.replicas.modules[position : position + 1]
+        mirrors = [self._mirrors[each] for each in optimizers if each in self._mirrors]
+        copies = [copy for mirror in mirrors for copy in mirror.optimizers[position : position + 1]]
+        flats = [] if self._buckets is None else list(self._buckets.flats[position].values())
+        return modules, copies, flats
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """An engine is never copied: a copy of what holds it makes its own, or runs on one card."""

@@ -18,6 +18,7 @@ from manycard.engine.card_times import CardTimes
 from manycard.engine.input_copies import InputCopies
 from manycard.engine.loss import ShardLoss, read_loss
 from manycard.engine.replicas import Replicas
+from manycard.engine.spans import span
 from manycard.engine.threads import CardThreads
 from manycard.errors import BatchError, LossError
 
@@ -56,12 +57,14 @@ class Pass:
 
     def run_on(self, position: int, shard: Any, weight: Callable[[ShardLoss], float | Tensor]) -> ShardLoss:
         """One card's forward and backward pass; gradients end in its buckets. Runs in the card's thread."""
-        with self.autocast(self.replicas.cards[position].device):
+        card = self.replicas.cards[position]
+        with span("forward", card.name), self.autocast(card.device):
             loss = read_loss(self.loss_fn(self.replicas.modules[position], shard))
         self.times.between(position, self.sizes[position])
-        if loss.value.requires_grad:
-            (loss.value * weight(loss)).backward()  # type: ignore[no-untyped-call]
-        self.buckets.collect(position)
+        with span("backward", card.name):
+            if loss.value.requires_grad:
+                (loss.value * weight(loss)).backward()  # type: ignore[no-untyped-call]
+            self.buckets.collect(position)
         return loss
 
     def eager(self) -> list[ShardLoss | None]:
@@ -78,7 +81,9 @@ class Pass:
         shards = self._copied_ahead()
 
         def job(position: int) -> tuple[ShardLoss, bool]:
-            shard = move(shards[position], self.replicas.cards[position].device)
+            card = self.replicas.cards[position]
+            with span("copy", card.name):
+                shard = move(shards[position], card.device)
             shards[position] = None
             loss = self.run_on(position, shard, partial(self.weigh, self.sizes[position], self.samples))
             return ShardLoss(loss.value.detach(), loss.count), loss.value.requires_grad

@@ -30,6 +30,7 @@ from manycard.engine.graph_kinds import WARM_UP, Kinds, UnrepeatableError, signa
 from manycard.engine.loss import ShardLoss
 from manycard.engine.passes import Pass
 from manycard.engine.recorder import Recorder, make_room, own_inputs, without_autocast_cache
+from manycard.engine.spans import span
 from manycard.engine.unrepeatable import Looking, describe_error, sparse_gradient, unrepeatable_part
 from manycard.errors import BatchError
 
@@ -81,7 +82,7 @@ class _Recorded:
             if weight != self._given[position]:
                 self._weights[position].fill_(weight)
                 self._given[position] = weight
-            with work.times.of(position):
+            with work.times.of(position), span("replay", work.replicas.cards[position].name):
                 replay()
         work.buckets.attach(self.used)
         self._count += 1

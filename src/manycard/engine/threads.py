@@ -33,6 +33,7 @@ from manycard.cards.card import Card
 from manycard.engine.card_times import CardTimes
 from manycard.engine.context import ThreadContext, in_copied_variables
 from manycard.engine.random import CardGenerators
+from manycard.engine.spans import span
 from manycard.errors import ModelError
 
 __all__ = ["CardThreads", "Place", "card_of", "current_place", "with_note"]
@@ -285,7 +286,7 @@ class CardThreads:
     def _send(self, position: int, job_round: _Round, context: ThreadContext, job: Job) -> None:
         if not self._started[position]:
             name = f"manycard-{self.cards[position].name}"
-            args = (self._inboxes[position], self.devices[position])
+            args = (self._inboxes[position], self.devices[position], self.cards[position].name)
             threading.Thread(target=_serve, args=args, name=name, daemon=True).start()
             self._started[position] = True
         place = Place(cast(CardThreads, weakref.proxy(self)), position)
@@ -297,7 +298,7 @@ class CardThreads:
         device = self.devices[position]
         try:
             with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-                _run_job(position, job_round, self.generators, job)
+                _run_job(position, job_round, self.generators, job, self.cards[position].name)
         finally:
             _here.place = before
 
@@ -312,13 +313,14 @@ class CardThreads:
             self._round = None
 
 
-def _run_job(position: int, job_round: _Round, generators: CardGenerators, job: Job) -> None:
-    """Run a card's job in its turn and note how it ended."""
+def _run_job(position: int, job_round: _Round, generators: CardGenerators, job: Job, place: str) -> None:
+    """Run the job of the card called `place` in its turn and note how it ended."""
     failure: BaseException | None = None
     job_round.begin(position)
     generators.enter(position)
     try:
-        job_round.results[position] = job()
+        with span("job", place):
+            job_round.results[position] = job()
     except BaseException as error:
         failure = error
     generators.leave(position)
@@ -334,7 +336,7 @@ def _slowed(job: Job, factor: float) -> Any:
         time.sleep((factor - 1) * (time.thread_time() - begin))
 
 
-def _serve(inbox: SimpleQueue[Any], device: torch.device) -> None:
+def _serve(inbox: SimpleQueue[Any], device: torch.device, name: str) -> None:
     """A card thread's life: run jobs until told to stop."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -350,7 +352,7 @@ def _serve(inbox: SimpleQueue[Any], device: torch.device) -> None:
             with context.entered(device):
                 return job()
 
-        _run_job(place.position, job_round, generators, in_context)
+        _run_job(place.position, job_round, generators, in_context, name)
         _here.place = None
         # An idle thread must hold nothing: not the model its last job closed over, and not the engine.
         del place, job_round, context, generators, job, in_context

@@ -11,7 +11,8 @@ Behaviour, in this order:
     5. What Python does at exit is done: threads are waited for, exit handlers run, files are flushed, what the script
        holds is let go. The interpreter itself is not taken down: a gloo thread that lets go of a tensor meanwhile
        would abort the process (seen with torch 2.14), and a run that had ended well would count as failed.
-    6. When the script ends well in several ranks that never joined in a process group, rank 0 says so: each of them
+    6. A thread tells the launcher whether the script makes progress, and where it is (`manycard.hangs`).
+    7. When the script ends well in several ranks that never joined in a process group, rank 0 says so: each of them
        has then done all of the work by itself.
 
 It is started by its path, not by ``-m``, so that nothing in the working folder can stand in for a module that is
@@ -89,6 +90,16 @@ def _note_groups() -> list[bool]:
     return joined
 
 
+def _answer_launcher(here: Any) -> None:
+    """Let the launcher see whether this rank makes progress, and ask it where it stands."""
+    from manycard.hangs import PULSE, answer_launcher, hang_settings
+
+    if "MANYCARD_HANG_TIMEOUT" in os.environ:
+        PULSE.ask_for(hang_settings(os.environ["MANYCARD_HANG_TIMEOUT"]))
+    PULSE.follow_optimizers()
+    answer_launcher(here.path, f"rank {os.environ['RANK']}")
+
+
 def _main(folder: str, launcher: str, devices: str, *argv: str) -> int:
     _die_with(int(launcher))
     local_rank = os.environ["LOCAL_RANK"]
@@ -102,6 +113,7 @@ def _main(folder: str, launcher: str, devices: str, *argv: str) -> int:
     from manycard.launch.script import Script, exit_status
 
     here = RankFolder.of(Path(folder), int(local_rank))
+    _answer_launcher(here)
     here.write_pid()
     _use_card(devices.split(",")[int(local_rank)])
     fill_local_rank(local_rank)

@@ -38,7 +38,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from manycard.cards.card import Card
-from manycard.errors import LaunchError, RankFailed, SettingError
+from manycard.errors import HangError, LaunchError, RankFailed, SettingError
+from manycard.hangs.collectives import RECORDER_ENVIRONMENT
 from manycard.launch.failures import first_failure, rank_failed
 from manycard.launch.folder import RankFolder
 from manycard.launch.script import Script
@@ -80,6 +81,7 @@ def launch_script(
     Raises:
         SettingError: there is nothing to run, or no card to run it on.
         RankFailed: a rank failed; this is the first one.
+        HangError: ranks waited for one another; says who waits where.
         LaunchError: the ranks could not be started.
         KeyboardInterrupt: this process was interrupted; every rank has ended.
 
@@ -104,7 +106,7 @@ def launch_script(
             if watch.stopped_by is None:
                 raise
         finally:
-            _remove(run, keep_output=isinstance(sys.exc_info()[1], RankFailed))
+            _remove(run, keep_output=isinstance(sys.exc_info()[1], RankFailed | HangError))
     if watch.stopped_by is not None:
         _stop_by(watch.stopped_by)
 
@@ -144,6 +146,10 @@ def _run_agent(script: Script, devices: Sequence[str], output: _RankOutput, run:
         with _quiet_agent(), _kept_environment():
             elastic_launch(config, sys.executable)(*words)
     except ChildFailedError as error:
+        if watch.hang is not None:
+            if _output_of_others(run):
+                watch.hang.report += f"\nsee the output of the ranks from 1 on in {run}"
+            raise watch.hang from None
         exit_codes = {number: failure.exitcode for number, failure in error.failures.items()}
         found = first_failure(watch.reports(), exit_codes, watch.deaths, killed=watch.killed)
         if found is None:
@@ -188,7 +194,7 @@ class _RankOutput(LogsSpecs):
 
 
 def _rank_environment(ranks: int, cards: str, env: dict[str, str]) -> dict[str, str]:
-    variables = {"MANYCARD_CARDS": cards}
+    variables = {"MANYCARD_CARDS": cards, **RECORDER_ENVIRONMENT}
     interface = _loopback_interface()
     if interface:
         variables.update(GLOO_SOCKET_IFNAME=interface, NCCL_SOCKET_IFNAME=interface)

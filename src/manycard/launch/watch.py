@@ -1,12 +1,13 @@
 """Watching a run's ranks, and ending them.
 
 torchrun's agent notices a rank that has exited, stops the others by SIGTERM and waits up to 30 seconds for each.
-`RankWatch` stands beside it and keeps three promises that it doesn't:
+`RankWatch` stands beside it and keeps promises that it doesn't:
 
     * From the first failure (a rank that died, or one that has said that its script failed and can't get itself
       to exit) or the first Ctrl-C, every rank has `GRACE` seconds; then all that is left is killed.
     * Whatever a rank started is in the rank's process group and ends with it.
     * A second Ctrl-C kills at once.
+    * Ranks that make no progress, waiting for one another, are killed, with who waits where in `RankWatch.hang`.
 
 Signals: SIGINT, SIGTERM, SIGHUP and SIGQUIT that arrive in the launcher are handed to the ranks, so a script can
 save on Ctrl-C, within the grace. The handlers that were there before come back at the end.
@@ -27,7 +28,9 @@ from typing import Any
 import psutil
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from manycard.errors import HangError
 from manycard.launch.folder import Failure, RankFolder
+from manycard.launch.hangs import HangLook
 
 __all__ = ["GRACE", "RankWatch"]
 
@@ -58,6 +61,11 @@ class RankWatch:
         """Whether SIGKILL was sent because the grace was over."""
         self.stopped_by: int | None = None
         """The signal that asked this process to stop."""
+        self.hang: HangError | None = None
+        """Why the run was ended, where ranks waited for one another without end."""
+        self._hangs = HangLook(
+            {rank: folder.path for rank, folder in enumerate(self._folders)}, self._runs, self._processes.get
+        )
 
     def start(self) -> None:
         """Begin to watch."""
@@ -111,9 +119,17 @@ class RankWatch:
                 failed = failed or rank in self.deaths or folder.failed()
             if failed and self._deadline is None:
                 self._deadline = time.monotonic() + GRACE
+            if self._deadline is None and (found := self._hangs.look()) is not None:
+                self.hang = found
+                self._kill_groups()
             if self._deadline is not None and time.monotonic() > self._deadline:
                 self.killed = True
                 self._kill_groups()
+
+    def _runs(self, rank: int) -> bool:
+        """Whether a rank has started, and its script has not ended."""
+        folder = self._folders[rank]
+        return folder.pid() is not None and not folder.ended() and rank not in self.deaths
 
     def _is_dead(self, rank: int, folder: RankFolder) -> bool:
         if rank not in self._processes:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manycard.hangs import PULSE
 from manycard.strategies import Strategy
 from manycard.strategies.strategy import MetricFn
 
@@ -25,7 +26,7 @@ __all__ = ["evaluate"]
 def evaluate(strategy: Strategy, metric_fn: MetricFn, model: nn.Module, loader: Iterable[Any]) -> dict[str, float]:
     """``{name: sum of sums / sum of counts}`` over the loader's batches, the same on every rank; NaN for no count."""
     totals: dict[str, list[Any]] = {}
-    with _evaluating(strategy, model):
+    with PULSE.busy("evaluation"), _evaluating(strategy, model):
         for batch in loader:
             for found in strategy.evaluate(model, metric_fn, batch):
                 _add_metrics(totals, found)

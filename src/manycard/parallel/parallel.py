@@ -8,25 +8,29 @@ have files beside this one.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress, TimeElapsedColumn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from manycard.cards import Card
 from manycard.data import Feed, GlobalLoader
+from manycard.diagnosis.lockstep import LockstepReport, check_lockstep
+from manycard.diagnosis.profile import ProfileSettings
 from manycard.engine.cutting import Split
 from manycard.engine.split_calls import Merge
 from manycard.errors import CheckpointError
+from manycard.hangs import PULSE
 from manycard.parallel.auto import PlannedStep, first_strategy
 from manycard.parallel.evaluation import evaluate
+from manycard.parallel.memory import MemoryReport, MemoryWatch, report_memory
+from manycard.parallel.profiling import Profiling, begin_from_environment
+from manycard.parallel.progress import walked_with_bar
 from manycard.parallel.run_state import load_run, save_run
 from manycard.parallel.settings import (
     batch_settings,
@@ -36,11 +40,13 @@ from manycard.parallel.settings import (
     check_sharding,
     choose_run_cards,
     compile_settings,
+    lockstep_watch,
     overridden,
     reduce_dtype_for,
     seed_all,
     splitting_for,
     use_nccl_settings,
+    watch_for_hangs,
 )
 from manycard.precision import make_precision
 from manycard.strategies import Splitting, Strategy, StrategyOptions, find_strategy, make_strategy
@@ -80,6 +86,12 @@ class Parallel:
         check_split: check that `split` uses each sample once.
         nccl: ``saved`` applies the NCCL settings that ``manycard doctor --deep`` saved for this machine, if any;
             ``default`` leaves NCCL to itself.
+        check_every: compare parameters and gradients of all cards and ranks after the first update and after every
+            so many; a difference raises `LockstepError`. None compares when `check_lockstep` is called.
+        hang_timeout: seconds without progress that count as a hang; ``"auto"`` takes 20 of the newest steps and at
+            least 300 s, ``"off"`` never does.
+        on_hang: what is done after printing who waits where: ``"end"`` the process, ``"raise"`` `HangError`, or only
+            ``"say"`` it. Ranks of ``manycard run`` are always ended.
 
     Raises:
         SettingError: a setting has a value that can't work.
@@ -114,6 +126,9 @@ class Parallel:
         merge: Merge | None = None,
         check_split: bool = True,
         nccl: str = "saved",
+        check_every: int | None = None,
+        hang_timeout: float | str = "auto",
+        on_hang: str = "end",
     ) -> None:
         splitting = Splitting(weights, split, merge, check_split)
         asked, strategy = strategy, str(overridden("MANYCARD_STRATEGY", "strategy", strategy))
@@ -132,6 +147,7 @@ class Parallel:
             ddp=dict(ddp_options or {}),
             splitting=splitting,
         )
+        watch_for_hangs(hang_timeout, on_hang)
         self._feed = Feed()
         chosen = choose_run_cards(overridden("MANYCARD_CARDS", "cards", cards))
         use_nccl_settings(overridden("MANYCARD_NCCL", "nccl", nccl), chosen)
@@ -141,6 +157,10 @@ class Parallel:
             seed_all(seed)
         self.strategy: Strategy = make_strategy(strategy, chosen, self.precision, self._feed, options)
         self._steps: weakref.WeakSet[TrainStep] = weakref.WeakSet()
+        self._memory_watches: list[MemoryWatch] = []
+        self._lockstep = lockstep_watch(check_every)
+        self.strategy.watch = self._lockstep
+        begin_from_environment(self.strategy)
 
     # ---- where this process stands -------------------------------------------------------------------------
 
@@ -192,6 +212,10 @@ class Parallel:
         model = self.strategy.setup_module(model)
         for optimizer in optimizers:
             self.strategy.setup_optimizer(model, optimizer)
+        self.strategy.models.add(model)
+        self.strategy.optimizers.update(optimizers)
+        if self._lockstep is not None:
+            self._lockstep.follow(model, optimizers)
         return (model, *optimizers) if optimizers else model
 
     def loader(
@@ -295,13 +319,45 @@ class Parallel:
 
     def progress(self, loader: Iterable[Any], epoch: int | None = None) -> Iterator[Any]:
         """Walk `loader` with a progress bar on standard error, in one process and on a terminal only."""
-        console = Console(stderr=True)
-        total = len(loader) if isinstance(loader, Sized) else None
-        label = "training" if epoch is None else f"epoch {epoch}"
-        columns = (*Progress.get_default_columns(), TimeElapsedColumn())
-        visible = self.is_primary and console.is_terminal
-        with Progress(*columns, console=console, disable=not visible, transient=True) as bar:
-            yield from bar.track(loader, total=total, description=label)
+        return walked_with_bar(loader, "training" if epoch is None else f"epoch {epoch}", shown=self.is_primary)
+
+    def profile(
+        self,
+        loader: Iterable[Any] | None = None,
+        *,
+        steps: int = 8,
+        skip: int = 5,
+        out: str | None = None,
+        say: bool = True,
+    ) -> Profiling:
+        """Record some steps, and say where their time goes on each card, and what would make them faster.
+
+        Args:
+            loader: what the loop walks; without one it is a context.
+            steps: how many to record.
+            skip: steps before, that compile and warm up.
+            out: the folder for the trace, which https://ui.perfetto.dev opens.
+            say: print the profile; ``result`` of what comes back has it in any case.
+        """
+        return Profiling(self.strategy, loader, ProfileSettings(steps, skip, out), say)
+
+    def memory(self, *, snapshot: str | Path | None = None) -> MemoryReport:
+        """What each card's memory is for, and where it is uneven or fragmented; every rank calls it.
+
+        Args:
+            snapshot: a file for torch's memory viewer (https://docs.pytorch.org/memory_viz); real cards only.
+        """
+        return report_memory(self.strategy, snapshot)
+
+    def watch_memory(self, *, every: int = 8, snapshot: str | Path | None = None) -> MemoryWatch:
+        """Warn of memory that grows from step to step, and name the variable, attribute or list that keeps it.
+
+        Args:
+            every: steps between two looks, of some tens of milliseconds each; four looks tell.
+            snapshot: a file for torch's memory viewer, written then.
+        """
+        self._memory_watches.append(MemoryWatch(self.strategy, every, snapshot))
+        return self._memory_watches[-1]
 
     # ---- evaluation ----------------------------------------------------------------------------------------
 
@@ -347,7 +403,8 @@ class Parallel:
                 f"{pending} of {self.accumulate} micro-batches wait for their update, and a checkpoint can't hold them",
                 fix="save after a call for which step.updated is True, or call step.flush() first",
             )
-        save_run(self.strategy, path, model, _listed(optimizer), loader, extra)
+        with PULSE.busy("checkpoint"):
+            save_run(self.strategy, path, model, _listed(optimizer), loader, extra)
 
     def load(
         self,
@@ -362,20 +419,24 @@ class Parallel:
         Raises:
             CheckpointError: the file isn't there, isn't whole, or doesn't hold what is asked for.
         """
-        return load_run(self.strategy, path, model, _listed(optimizer), loader)
+        with PULSE.busy("checkpoint"):
+            return load_run(self.strategy, path, model, _listed(optimizer), loader)
 
     # ---- checks and the end --------------------------------------------------------------------------------
 
-    def check_lockstep(self, model: nn.Module) -> None:
-        """Compare all replicas of `model` bit by bit.
+    def check_lockstep(self, model: nn.Module) -> LockstepReport:
+        """Compare all replicas of `model` bit by bit, over cards and ranks; every rank calls it.
 
         Raises:
-            LockstepError: two differ.
+            LockstepError: two differ; says what, where, why and what to do.
         """
-        self.strategy.check_lockstep(model)
+        pending = max((step.pending for step in self._steps), default=0)
+        return check_lockstep(model, gradients=not pending)
 
     def close(self) -> None:
         """Let go of threads and process groups; done at exit too."""
+        for watch in self._memory_watches:
+            watch.stop()
         self.strategy.close()
 
 

@@ -14,7 +14,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from manycard.cards import Card, choose_cards
 from manycard.cards.nccl_settings import apply_saved, check_nccl, take_back
+from manycard.diagnosis.lockstep import LockstepWatch
 from manycard.errors import SettingError
+from manycard.hangs import PULSE, hang_settings, watch_this_process
 from manycard.strategies import Splitting
 
 __all__ = [
@@ -24,11 +26,14 @@ __all__ = [
     "check_scheduler",
     "check_sharding",
     "choose_run_cards",
+    "compile_settings",
+    "lockstep_watch",
     "overridden",
     "reduce_dtype_for",
     "seed_all",
     "splitting_for",
     "use_nccl_settings",
+    "watch_for_hangs",
     "whole_number",
 ]
 
@@ -209,6 +214,28 @@ def reduce_dtype_for(reduce_dtype: str | None, strategy: str) -> torch.dtype | N
             "reduce_dtype", reduce_dtype, f"strategy {strategy!r} sums gradients as they are", fix="take strategy='dp'"
         )
     return torch.bfloat16
+
+
+def lockstep_watch(every: int | None) -> LockstepWatch | None:
+    """What compares cards and ranks every so many updates; None for never.
+
+    Raises:
+        SettingError: it is no whole number of at least 1.
+    """
+    if every is None:
+        return None
+    return LockstepWatch(whole_number("check_every", every, fix="give check_every=100, or leave it out"))
+
+
+def watch_for_hangs(timeout: float | str, action: str) -> None:
+    """Watch this process from now on, as the script or the command line asks.
+
+    Raises:
+        SettingError: a setting has a value that can't work.
+    """
+    hang_settings(timeout, action)  # the script's own, even if the command line's win
+    PULSE.ask_for(hang_settings(os.environ.get("MANYCARD_HANG_TIMEOUT", timeout), action))
+    watch_this_process()
 
 
 def check_scheduler(scheduler: Any) -> None:

@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from manycard.cards.card import Card
 from manycard.engine.batch import map_tensors, tensors_in
 from manycard.engine.sizes import shard_sizes
+from manycard.engine.spans import span
 from manycard.engine.spreader import Spreader
 from manycard.engine.sync_batchnorm import convert_batchnorm
 from manycard.errors import BatchError
@@ -287,7 +288,8 @@ class SpreadModule:
         assert self._cards is not None, "placed before"
         # A compiled module computes what the module inside does, which needs no compilation to compare.
         module = getattr(self.module, "_orig_mod", self.module)
-        return find_layout(module, self._cards, args, kwargs, known)
+        with span("comparison"):
+            return find_layout(module, self._cards, args, kwargs, known)
 
     def _compare(self, args: tuple[Any, ...], kwargs: dict[str, Any], known: Any = None) -> Verdict:
         """`_find`, timed."""

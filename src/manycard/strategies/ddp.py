@@ -82,6 +82,10 @@ class DistributedStrategy(ProcessStrategy):
     def device(self) -> torch.device:
         return self._card.device
 
+    @property
+    def _name(self) -> str:
+        return self._card.name
+
     # ---- set-up --------------------------------------------------------------------------------------------
 
     def setup_module(self, module: nn.Module) -> nn.Module:
@@ -227,6 +231,11 @@ class DistributedStrategy(ProcessStrategy):
                 yield
         finally:
             model.syncs = before
+
+    def holdings(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> list[tuple[Card, list[nn.Module], list[Optimizer], list[Tensor]]]:
+        return [(self._card, [self.unwrap(model) for model in models], list(optimizers), [])]
 
     # ---- replicas ------------------------------------------------------------------------------------------
 

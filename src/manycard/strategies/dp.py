@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manycard.cards.card import Card
@@ -22,6 +22,7 @@ from manycard.engine.loss_check import check_mean_loss
 from manycard.engine.random import CardGenerators
 from manycard.engine.sync_batchnorm import convert_batchnorm
 from manycard.errors import OptimizerError, SettingError
+from manycard.hangs import PULSE
 from manycard.precision import Precision
 from manycard.strategies.strategy import (
     Count,
@@ -105,6 +106,8 @@ class DataParallelStrategy(Strategy):
             return scale * (own if loss.count is None else 1) / first
 
         results, samples = self._engine(model).forward_backward(loss_fn, batch, weigh, self.precision.autocast, graphs)
+        if self.watch is not None:
+            self.watch.note_losses([value for _, value, _ in results])
         if results[0][2] is None:
             parts = [value * (own / samples) for own, value, _ in results]
             return MicroBatch(_added(parts), samples, samples)
@@ -119,7 +122,18 @@ class DataParallelStrategy(Strategy):
         with self.scaling.own_update():
             updated = engine.update(optimizers, update.factor, update.clip_norm, scale, update.graphs)
         self.scaling.record(updated)
+        PULSE.note_cards(self._marks)
         return updated
+
+    def _marks(self) -> list[tuple[str, Callable[[], bool]]]:
+        """What tells whether each card has finished what it was given so far."""
+        marks: list[tuple[str, Callable[[], bool]]] = []
+        for card in self.cards:
+            if not card.simulated:
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(torch.cuda.current_stream(card.device))
+                marks.append((card.name, event.query))
+        return marks
 
     def check_loss(self, model: nn.Module, loss_fn: LossFn, batch: Any) -> None:
         if len(self.cards) > 1:
@@ -139,6 +153,18 @@ class DataParallelStrategy(Strategy):
             if not card.simulated:
                 torch.cuda.synchronize(card.device)
         engine.replicas.check_lockstep()
+
+    def holdings(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> list[tuple[Card, list[nn.Module], list[Optimizer], list[Tensor]]]:
+        held: list[tuple[Card, list[nn.Module], list[Optimizer], list[Tensor]]] = []
+        for card in self.cards:
+            parts = [self._engine(model).on_card(card.position, optimizers) for model in models]
+            modules = [module for found, _, _ in parts for module in found]
+            mirrored = [optimizer for _, found, _ in parts for optimizer in found]
+            own = [each for each in optimizers if each not in mirrored] if card is self.cards[0] else []
+            held.append((card, modules, [*mirrored, *own], [flat for _, _, flats in parts for flat in flats]))
+        return held
 
     def close(self) -> None:
         for model in self._models:

@@ -18,6 +18,7 @@ from manycard.engine.batch import count_samples, move
 from manycard.engine.buckets import gradients_of
 from manycard.engine.graphs import Graphs
 from manycard.engine.loss import ShardLoss, read_loss
+from manycard.engine.spans import span
 from manycard.errors import BatchError, LossError
 from manycard.strategies.strategy import (
     Count,
@@ -49,7 +50,8 @@ class ProcessStrategy(Strategy):
         ends_group: bool,
         graphs: Graphs | None = None,
     ) -> MicroBatch:
-        batch = move(batch, self.device)
+        with span("copy", self._name):
+            batch = move(batch, self.device)
         held = count_samples(batch)
         if held == 0:
             raise BatchError("the batch has 0 samples", fix="drop empty batches in the loader")
@@ -57,11 +59,15 @@ class ProcessStrategy(Strategy):
         if unit is None:
             unit = self.peers.total(samples)
         with self._reducing(model, ends_group):
-            with self.precision.autocast(self.device):
+            with span("forward", self._name), self.precision.autocast(self.device):
                 loss = read_loss(self._loss(model, loss_fn, batch, samples))
             if not loss.value.requires_grad:
                 raise LossError("the loss depends on no parameter", fix="compute it from the model's output")
-            (self._weighted(loss, samples, unit) * (self.scaling.group_scale(model) or 1.0)).backward()  # type: ignore[no-untyped-call]
+            scale = self.scaling.group_scale(model) or 1.0
+            with span("backward", self._name):
+                (self._weighted(loss, samples, unit) * scale).backward()  # type: ignore[no-untyped-call]
+        if self.watch is not None:
+            self.watch.note_losses([loss.value.detach()])
         return self._whole(loss, samples)
 
     def _weighted(self, loss: ShardLoss, samples: int, unit: Count) -> Tensor:
@@ -75,6 +81,15 @@ class ProcessStrategy(Strategy):
         return MicroBatch(loss.value.detach() / loss.count, samples, loss.count)
 
     def update(self, model: nn.Module, optimizers: Sequence[Optimizer], update: Update) -> bool:
+        with span("update", self._name):
+            return self._update(model, optimizers, update)
+
+    @property
+    def _name(self) -> str:
+        """The card of this process, for a trace."""
+        return next((card.name for card in self.cards if card.device == self.device), str(self.device))
+
+    def _update(self, model: nn.Module, optimizers: Sequence[Optimizer], update: Update) -> bool:
         parameters = list(self.unwrap(model).parameters())
         if not update.reduced:
             self.peers.average_gradients(parameters)

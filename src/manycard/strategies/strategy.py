@@ -24,7 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,7 @@ __all__ = [
     "LossFn",
     "MetricFn",
     "MicroBatch",
+    "StepWatch",
     "Strategy",
     "StrategyOptions",
     "Update",
@@ -105,6 +106,19 @@ class Update:
     """What `Strategy.make_graphs` gave the train step."""
 
 
+class StepWatch(Protocol):
+    """Looks on as train steps run."""
+
+    def note_losses(self, losses: Sequence[Tensor]) -> None:
+        """A micro-batch has run: the loss of each card of this process, 0-dim, that nothing has waited for."""
+
+    def updating(self) -> AbstractContextManager[object]:
+        """Optimizer steps inside are part of a train step's update."""
+
+    def updated(self, model: nn.Module) -> None:
+        """A train step has updated the parameters."""
+
+
 class Strategy(ABC):
     """How the work of a global batch is spread over cards.
 
@@ -139,6 +153,11 @@ class Strategy(ABC):
         """Whether ranks tell one another, after each part of a batch, that they ran out of memory."""
         self.scaling = make_loss_scaling(precision.scale)
         """What is done to losses and gradients in fp16; nothing in other precisions."""
+        self.models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        """What `Parallel.setup` gave."""
+        self.optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self.watch: StepWatch | None = None
+        """What looks on as steps run."""
 
     @property
     def device(self) -> torch.device:
@@ -268,6 +287,13 @@ class Strategy(ABC):
         Raises:
             LockstepError: two replicas differ; names the parameter and the cards.
         """
+
+    def holdings(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> list[tuple[Card, list[nn.Module], list[Optimizer], list[Tensor]]]:
+        """Of each card of this process: the modules and optimizers on it, and further gradients that it holds."""
+        card = next((card for card in self.cards if card.device == self.device), self.cards[0])
+        return [(card, [self.unwrap(model) for model in models], list(optimizers), [])]
 
     def close(self) -> None:
         """Let go of threads, process groups and card memory."""

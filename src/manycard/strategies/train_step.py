@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manycard.errors import OptimizerError
+from manycard.hangs import PULSE
 from manycard.strategies.card_memory import make_card_memory
 from manycard.strategies.in_parts import InParts
 from manycard.strategies.strategy import Count, LossFn, MicroBatch, Strategy, Update
@@ -119,8 +121,10 @@ class TrainStep:
             LossError: the loss is no mean over samples, or no loss at all.
             BatchError: the batch can't be cut.
         """
-        with self._strategy.lock:
-            return self._run(batch)
+        with self._strategy.lock, PULSE.busy("step"):
+            loss = self._run(batch)
+        PULSE.beat()
+        return loss
 
     def _run(self, batch: Any) -> Tensor:
         self.updated = False
@@ -195,9 +199,13 @@ class TrainStep:
             factor = group[0].samples / total
         self._group, self._unit = [], None
         update = Update(factor, self._settings.clip_norm, reduced, self._graphs)
-        self.updated = self._strategy.update(self._model, self._optimizers, update)
+        watch = self._strategy.watch
+        with nullcontext() if watch is None else watch.updating():
+            self.updated = self._strategy.update(self._model, self._optimizers, update)
         if self.updated and self._scheduler is not None:
             self._scheduler.step()
+        if self.updated and watch is not None:
+            watch.updated(self._model)
 
     def _drop_group(self) -> None:
         self._group, self._unit = [], None

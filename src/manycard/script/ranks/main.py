@@ -30,6 +30,7 @@ from manycard.engine.data_parallel import DataParallel
 from manycard.errors import StrategyError
 from manycard.launch import Script, exit_status
 from manycard.parallel import Parallel
+from manycard.parallel.profiling import VARIABLE, begin_from_environment
 from manycard.script.calls import Handler, Interception
 from manycard.script.files.calls import stand_in
 from manycard.script.files.journal import Journal, JournaledFiles
@@ -186,5 +187,19 @@ def _check_sees_all_cards(settings: RankSettings) -> None:
         )
 
 
+def _profiled(settings: RankSettings) -> list[str]:
+    """Begin what ``manycard profile`` asks for; the folder where every rank writes its trace."""
+    rank = int(os.environ["RANK"])
+    begin_from_environment(None, [settings.cards[rank]], rank)
+    asked = os.environ.get(VARIABLE)
+    return [json.loads(asked)["out"]] if asked else []
+
+
 if __name__ == "__main__":
-    run_in_rank(RankSettings.read(sys.argv[1]), Script.parse(sys.argv[2:]), Path(os.environ["MANYCARD_RANK_FOLDER"]))
+    asked_for = RankSettings.read(sys.argv[1])
+    run_in_rank(
+        asked_for,
+        Script.parse(sys.argv[2:]),
+        Path(os.environ["MANYCARD_RANK_FOLDER"]),
+        left_alone=_profiled(asked_for),
+    )

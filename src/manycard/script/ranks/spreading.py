@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from manycard.engine.layout import Layout
+from manycard.engine.spans import span
 from manycard.engine.sync_batchnorm import SyncedBatchNorm, alone
 from manycard.engine.watching import Watch
 from manycard.script.comparison.check import Verdict, find_layout
@@ -106,7 +107,8 @@ class _ModuleInRanks(SpreadModule):
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any], known: Any = None) -> Verdict:
         assert self._cards is not None, "placed before"
         module = getattr(self.module, "_orig_mod", self.module)
-        return _agreed(find_layout(module, self._cards, args, kwargs, known, InTurn), self._team.peers)
+        with span("comparison"):
+            return _agreed(find_layout(module, self._cards, args, kwargs, known, InTurn), self._team.peers)
 
     def _make_spreader(self) -> _RankSpreader:
         self._started = time.perf_counter()

@@ -1,0 +1,161 @@
+"""``manycard profile``: where the time of a script's steps goes on each card, and what would make them faster.
+
+Behaviour:
+    * The script runs as under ``manycard run``, until ``--steps`` steps were recorded after ``--skip``; then it is
+      ended by SystemExit, or runs on with ``--whole``. What it prints goes to standard error.
+    * A table and the findings, the biggest gain first, on standard output; with ``--json`` one document.
+    * The traces are kept, and their paths printed.
+    * Exit status: 0 recorded, whatever was found; 1 the script failed, or made too few steps; 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from manycard.cards import choose_cards
+from manycard.cli.options import (
+    ArgumentsArgument,
+    CardsOption,
+    HangTimeoutOption,
+    JsonOption,
+    ModuleOption,
+    PrecisionOption,
+    ScriptArgument,
+    print_json,
+    say,
+)
+from manycard.cli.run import StrategyOption, run_quietly
+from manycard.diagnosis.profile import PARTS, Profile, ProfileSettings, merged
+from manycard.errors import SettingError
+from manycard.parallel.profiling import VARIABLE, begin_from_environment, end_from_environment
+
+__all__ = ["profile"]
+
+_StepsOption = Annotated[int, typer.Option("--steps", help="Steps to record.")]
+_SkipOption = Annotated[int, typer.Option("--skip", help="Steps before, which compile and warm up.")]
+_OutOption = Annotated[
+    str | None, typer.Option("--out", metavar="FOLDER", help="Where traces go.", show_default="a new folder")
+]
+_MemoryOption = Annotated[
+    bool, typer.Option("--memory", help="First watch memory for 40 steps, and name what keeps more in each.")
+]
+_WholeOption = Annotated[bool, typer.Option("--whole", help="Let the script run to its end.")]
+
+
+def profile(
+    script: ScriptArgument,
+    arguments: ArgumentsArgument = None,
+    *,
+    module: ModuleOption = False,
+    steps: _StepsOption = 8,
+    skip: _SkipOption = 5,
+    out: _OutOption = None,
+    memory: _MemoryOption = False,
+    whole: _WholeOption = False,
+    strategy: StrategyOption = None,
+    cards: CardsOption = None,
+    precision: PrecisionOption = None,
+    hang_timeout: HangTimeoutOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Show where the time of a script's steps goes on each card, and what would make them faster.
+
+    The script may use manycard or not. A step ends with an optimizer's step.
+
+    \b
+    Examples:
+      manycard profile train.py
+      manycard profile --strategy ddp --cards 0,1 train.py --epochs 1
+      manycard profile --steps 20 --out traces --json train.py
+      manycard profile --memory train.py
+    """
+    folder = _settings(steps, skip, out).folder()
+    for old in folder.glob("profile*.json"):
+        old.unlink()
+    skip = max(skip, 40) if memory else skip
+    asked = {"steps": steps, "skip": skip, "out": str(folder.resolve()), "whole": whole, "memory": memory}
+    # Kineto writes about its own start otherwise.
+    with _variables({VARIABLE: json.dumps(asked), "KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "99")}):
+        begin = None if strategy == "ddp" else lambda: _begin(cards)
+        try:
+            status = run_quietly(script, arguments, module, strategy, cards, precision, hang_timeout, begin)
+        finally:
+            end_from_environment()
+    found = [Profile.of(json.loads(path.read_text())) for path in sorted(folder.glob("profile*.json"))]
+    result = merged(found) if found else None
+    if as_json:
+        print_json({"script": script, "status": status, **(result.as_dict() if result else {"cards": []})})
+    elif result is not None and result.cards:
+        _render(Console(), result)
+    if status == 0 and (result is None or not result.cards):
+        least = f"a profile needs more than {skip + 1}"
+        say(f"{script} made too few steps: {least}. Fix: give --skip 0, or let it run longer.")
+        return 1
+    return status
+
+
+def _begin(cards: str | None) -> None:
+    begin_from_environment(None, [card.name for card in choose_cards(cards or "all").cards])
+
+
+def _settings(steps: int, skip: int, out: str | None) -> ProfileSettings:
+    try:
+        return ProfileSettings(steps, skip, out)
+    except SettingError as error:
+        raise SettingError(f"--{error.setting}", int(error.value), error.problem.partition(": ")[2]) from error
+
+
+@contextlib.contextmanager
+def _variables(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _render(console: Console, result: Profile) -> None:
+    shown = [name for name in PARTS if any(getattr(card, name) >= 5e-4 for card in result.cards)]
+    title = f"Milliseconds a step, over {result.steps} steps"
+    table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD)
+    table.add_column("card")
+    for name in ("step", *shown):
+        table.add_column(name, justify="right")
+    for card in result.cards:
+        table.add_row(card.card, *(f"{getattr(card, name):.2f}" for name in ("step", *shown)))
+    console.print(table)
+    if result.cards[0].simulated:
+        console.print("The cards are simulated and take turns on one CPU: idle is the others' turns.", highlight=False)
+    rows: list[Any] = result.opportunities
+    if not rows:
+        console.print("Nothing holds these steps back that is looked for.")
+    for row in result.memory:
+        console.print(f"memory of {escape(row['text'])}", highlight=False)
+    grid = Table.grid(padding=(0, 1))
+    for number, each in enumerate(rows, start=1):
+        grid.add_row(f"[bold yellow]{number}[/]", f"{escape(each.finding.cause)}: up to {each.gain:.2f}x")
+        grid.add_row("", f"seen  {escape(each.finding.evidence)}")
+        grid.add_row("", f"fix   {escape(each.finding.fix)}", end_section=True)
+    for kept in result.growth:
+        grid.add_row("[bold yellow]![/]", escape(kept.cause))
+        grid.add_row("", f"seen  {escape(kept.evidence)}")
+        grid.add_row("", f"fix   {escape(kept.fix)}", end_section=True)
+    console.print(grid)
+    for trace in result.traces:
+        words = f"trace, for https://ui.perfetto.dev: {escape(trace)}"
+        console.print(words, highlight=False, soft_wrap=True)
