@@ -1,4 +1,4 @@
-"""Results shown to people: in the terminal, as HTML, as plots. Decides nothing.
+"""Results shown to people: in the terminal, as HTML, Markdown and CSV, as plots. Decides nothing.
 
 Everything here takes the plain document that ``manycard bench --json`` prints, so a saved file can be shown again.
 """
@@ -6,7 +6,17 @@ Everything here takes the plain document that ``manycard bench --json`` prints, 
 from __future__ import annotations
 
 from manycard.report.html import benchmark_page, write_benchmark_page
+from manycard.report.markdown import benchmark_markdown
 from manycard.report.progress import BenchmarkProgress
-from manycard.report.terminal import print_benchmark
+from manycard.report.table_file import rows_as_csv
+from manycard.report.terminal import print_benchmark, print_comparison
 
-__all__ = ["BenchmarkProgress", "benchmark_page", "print_benchmark", "write_benchmark_page"]
+__all__ = [
+    "BenchmarkProgress",
+    "benchmark_markdown",
+    "benchmark_page",
+    "print_benchmark",
+    "print_comparison",
+    "rows_as_csv",
+    "write_benchmark_page",
+]

@@ -14,6 +14,8 @@ from typing import Any
 
 from manycard.errors import MissingExtraError
 from manycard.report import figures
+from manycard.report.columns import label_columns, remarks, rest_columns, speed_columns
+from manycard.report.terminal import COMPARISON_HEADINGS, comparison_cells, section_title
 
 __all__ = ["benchmark_page", "write_benchmark_page"]
 
@@ -50,23 +52,18 @@ def benchmark_page(document: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        speed=figures.speed,
-        times=figures.times,
-        percent=figures.percent,
-        ratio=figures.ratio,
-        loss=figures.loss,
-        difference=figures.difference,
-        memory=figures.memory,
-    )
+    environment.filters.update(heading=_heading, comparison=comparison_cells)
     sections = [_section(name, rows) for name, rows in figures.workloads_of(document["rows"]).items()]
-    return environment.get_template("benchmark.html").render(document=document, sections=sections)
+    return environment.get_template("benchmark.html").render(
+        document={"comparison": None, **document}, sections=sections, comparison_headings=COMPARISON_HEADINGS
+    )
 
 
 def _section(workload: str, rows: Sequence[Row]) -> dict[str, Any]:
     """What the template needs to know about one workload."""
     from manycard.report import plots
 
+    labels = label_columns(rows)
     speed, efficiency, losses, memory = _captions(rows)
     drawn = (
         ("Throughput", speed, plots.speed_plot(rows)),
@@ -77,10 +74,10 @@ def _section(workload: str, rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "name": workload,
         "rows": rows,
-        "first": rows[0],
-        "several_batches": len({row["batch"] for row in rows}) > 1,
-        "has_accuracy": any(row["accuracy"] is not None for row in rows),
-        "has_difference": any(row["largest_loss_difference"] is not None for row in rows),
+        "title": section_title(workload, rows).partition(": ")[2],
+        "labels": labels,
+        "columns": [*labels, *speed_columns(rows), *rest_columns(rows)],
+        "remarks": remarks(rows),
         "plots": [
             {"title": title, "caption": caption, "source": _data_address(svg), "wide": title in ("Losses", "Memory")}
             for title, caption, svg in drawn
@@ -101,6 +98,12 @@ def _captions(rows: Sequence[Row]) -> tuple[str, str, str, str]:
         else "Rows with different global batches see different data and have different losses.",
         "The most that torch's allocator held on each card.",
     )
+
+
+def _heading(text: str) -> str:
+    """A column's heading on one line, for a browser to break."""
+    words = text.replace("-\n", "").replace("_\n", "_").replace("\n", " ")
+    return words[:1].upper() + words[1:]
 
 
 def _data_address(svg: str) -> str:
