@@ -110,7 +110,7 @@ def figures_of(blocks: Sequence[Block], first_step_s: float) -> Figures:
 
 
 def _largest(rows: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
-    return tuple(None if None in column else max(column) for column in zip(*rows, strict=True))  # type: ignore[type-var]
+    return tuple(None if None in column else max(column) for column in zip(*rows, strict=True))
 
 
 @dataclass

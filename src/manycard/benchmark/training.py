@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,13 +53,11 @@ def fused(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     Raises:
         ManycardError: it has none.
     """
-    import inspect
-
     known = inspect.signature(type(optimizer)).parameters
     if "fused" not in known:
         raise ManycardError(f"{type(optimizer).__name__} has no fused update", fix="leave fused=on out")
     kept = {name: value for name, value in optimizer.defaults.items() if name in known and name != "foreach"}
-    return type(optimizer)(optimizer.param_groups, **{**kept, "fused": True})  # type: ignore[call-arg]
+    return type(optimizer)(optimizer.param_groups, **{**kept, "fused": True})
 
 
 def measure(spec: RowSpec, parallel: Parallel, began: float, progress_path: Path | None = None) -> Measurement:

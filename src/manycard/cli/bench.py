@@ -14,8 +14,10 @@ from __future__ import annotations
 from rich.console import Console
 
 from manycard.benchmark import MatrixSettings, read_axes, run_matrix
+from manycard.benchmark.ablation import AblationSettings
 from manycard.cards import choose_cards
 from manycard.cli import bench_options as options
+from manycard.cli.bench_ablate import ablate_settings, refuse_with_ablate, refuse_without_ablate
 from manycard.cli.bench_results import ResultFolder, termination_as_interrupt
 from manycard.cli.options import CardsOption, JsonOption, ModuleOption, PrecisionOption, say
 from manycard.errors import SettingError
@@ -48,6 +50,9 @@ def bench(
     seed: options.SeedOption = 0,
     time_limit: options.TimeLimitOption = 600.0,
     against: options.AgainstOption = None,
+    ablate: options.AblateOption = False,
+    only: options.OnlyOption = None,
+    files: options.FilesOption = None,
     resume: options.ResumeOption = False,
     out: options.OutOption = None,
     as_json: JsonOption = False,
@@ -63,9 +68,36 @@ def bench(
       manycard bench --workload resnet50,gpt2 --counts 1,2,4 --set precision=bf16,fp32 --set graphs=on,off
       manycard bench train.py --strategy dp,ddp --counts 1,2 -- --lr 0.1
       manycard bench --workload mlp --cards cpu:2 --small --against reports/last/bench.json
+      manycard bench --ablate --workload resnet50 --files /data/imagenet/train --out reports/ablation --resume
     """
     target = _target(script, arguments, module)
     choice = choose_cards(cards or "all")
+    if ablate:
+        refuse_with_ablate(
+            {
+                "SCRIPT": script,
+                "--counts": counts,
+                "--strategies": strategies if strategies != _STRATEGIES else None,
+                "--set": varied,
+                "--precision": precision,
+                "--epochs": epochs,
+                "--channels-last": channels_last,
+            }
+        )
+        taken_apart = AblationSettings(
+            workload=names(workload)[0] if workload else "resnet50",
+            cards=choice.cards,
+            only=names([only]) if only is not None else (),
+            batch=batch if batch is not None or per_card_batch is None else per_card_batch * len(choice.cards),
+            files=files,
+            steps=steps,
+            repeats=repeats,
+            seed=seed,
+            small=small,
+            time_limit=time_limit,
+        )
+        return ablate_settings(taken_apart, ResultFolder(out, against, resume=resume), as_json=as_json)
+    refuse_without_ablate({"--only": only, "--files": files})
     settings = MatrixSettings(
         workloads=names(workload) if workload is not None else ("digits",) if target is None else (),
         cards=choice.cards,

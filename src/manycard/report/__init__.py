@@ -5,6 +5,8 @@ Everything here takes the plain document that ``manycard bench --json`` prints, 
 
 from __future__ import annotations
 
+from manycard.report.ablation import ablation_markdown, print_ablation
+from manycard.report.ablation_page import write_ablation_page
 from manycard.report.html import benchmark_page, write_benchmark_page
 from manycard.report.markdown import benchmark_markdown
 from manycard.report.progress import BenchmarkProgress
@@ -13,10 +15,13 @@ from manycard.report.terminal import print_benchmark, print_comparison
 
 __all__ = [
     "BenchmarkProgress",
+    "ablation_markdown",
     "benchmark_markdown",
     "benchmark_page",
+    "print_ablation",
     "print_benchmark",
     "print_comparison",
     "rows_as_csv",
+    "write_ablation_page",
     "write_benchmark_page",
 ]

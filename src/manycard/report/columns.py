@@ -32,6 +32,10 @@ def _of(key: str, write: Callable[[Any], str]) -> Callable[[Row], str]:
     return lambda row: write(row.get(key))
 
 
+def _of_setting(name: str) -> Callable[[Row], str]:
+    return lambda row: figures.setting((row.get("settings") or {}).get(name))
+
+
 def setting_names(rows: Sequence[Row]) -> list[str]:
     """The settings that some row was given."""
     return list(dict.fromkeys(name for row in rows for name in row.get("settings") or {}))
@@ -45,9 +49,7 @@ def label_columns(rows: Sequence[Row]) -> list[Column]:
     ]
     for name in setting_names(rows):
         heading = name.replace("_", "_\n") if len(name) > 14 else name
-        columns.append(
-            Column(heading, lambda row, name=name: figures.setting((row.get("settings") or {}).get(name)), True)
-        )  # type: ignore[misc]
+        columns.append(Column(heading, _of_setting(name), True))
     if len({row["batch"] for row in rows}) > 1:
         columns.append(Column("global\nbatch", _of("batch", figures.count), True))
     return columns

@@ -17,7 +17,7 @@ from manycard.report import figures
 from manycard.report.columns import label_columns, remarks, rest_columns, speed_columns
 from manycard.report.terminal import COMPARISON_HEADINGS, comparison_cells, section_title
 
-__all__ = ["benchmark_page", "write_benchmark_page"]
+__all__ = ["benchmark_page", "data_address", "environment", "write_benchmark_page"]
 
 Row = Mapping[str, Any]
 
@@ -40,23 +40,34 @@ def benchmark_page(document: Mapping[str, Any]) -> str:
     Raises:
         MissingExtraError: matplotlib or jinja2 is not installed.
     """
+    sections = [_section(name, rows) for name, rows in figures.workloads_of(document["rows"]).items()]
+    return (
+        environment()
+        .get_template("benchmark.html")
+        .render(document={"comparison": None, **document}, sections=sections, comparison_headings=COMPARISON_HEADINGS)
+    )
+
+
+def environment() -> Any:
+    """Where pages are made.
+
+    Raises:
+        MissingExtraError: jinja2 is not installed.
+    """
     try:
         import jinja2
     except ImportError as error:
         raise MissingExtraError("jinja2", "report", "the HTML report") from error
 
-    environment = jinja2.Environment(
+    made = jinja2.Environment(
         loader=jinja2.PackageLoader("manycard.report", "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(heading=_heading, comparison=comparison_cells)
-    sections = [_section(name, rows) for name, rows in figures.workloads_of(document["rows"]).items()]
-    return environment.get_template("benchmark.html").render(
-        document={"comparison": None, **document}, sections=sections, comparison_headings=COMPARISON_HEADINGS
-    )
+    made.filters.update(heading=_heading, comparison=comparison_cells)
+    return made
 
 
 def _section(workload: str, rows: Sequence[Row]) -> dict[str, Any]:
@@ -79,7 +90,7 @@ def _section(workload: str, rows: Sequence[Row]) -> dict[str, Any]:
         "columns": [*labels, *speed_columns(rows), *rest_columns(rows)],
         "remarks": remarks(rows),
         "plots": [
-            {"title": title, "caption": caption, "source": _data_address(svg), "wide": title in ("Losses", "Memory")}
+            {"title": title, "caption": caption, "source": data_address(svg), "wide": title in ("Losses", "Memory")}
             for title, caption, svg in drawn
             if svg is not None
         ],
@@ -106,5 +117,6 @@ def _heading(text: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _data_address(svg: str) -> str:
+def data_address(svg: str) -> str:
+    """An image's address that holds the image."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()

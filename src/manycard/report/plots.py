@@ -16,7 +16,7 @@ from manycard.report import figures
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["efficiency_plot", "losses_plot", "memory_plot", "speed_plot"]
+__all__ = ["efficiency_plot", "losses_plot", "memory_plot", "speed_plot", "svg"]
 
 Row = Mapping[str, Any]
 _COLOURS = {
@@ -70,7 +70,7 @@ def speed_plot(rows: Sequence[Row]) -> str | None:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
         axes.set_ylim(bottom=0)
 
-    return _svg(draw)
+    return svg(draw)
 
 
 def efficiency_plot(rows: Sequence[Row]) -> str | None:
@@ -90,7 +90,7 @@ def efficiency_plot(rows: Sequence[Row]) -> str | None:
         axes.set_ylim(0, max(1.1, 1.1 * max(row["efficiency"] for row in rows)))
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
 
-    return _svg(draw)
+    return svg(draw)
 
 
 def losses_plot(rows: Sequence[Row]) -> str | None:
@@ -108,7 +108,7 @@ def losses_plot(rows: Sequence[Row]) -> str | None:
         axes.set_ylabel("loss (mean over the global batch)")
         axes.legend(ncols=2 if len(rows) > 6 else 1)
 
-    return _svg(draw, width=9.6)
+    return svg(draw, width=9.6)
 
 
 def memory_plot(rows: Sequence[Row]) -> str | None:
@@ -128,7 +128,7 @@ def memory_plot(rows: Sequence[Row]) -> str | None:
         _name_places(axes, rows)
         axes.set_ylabel("peak memory, GiB (a bar a card)")
 
-    return _svg(draw, width=9.6)
+    return svg(draw, width=9.6)
 
 
 def _bars(axes: Axes, rows: Sequence[Row], key: str, write: Callable[[float], str]) -> None:
@@ -220,7 +220,12 @@ def _stroke(number: int, rows: Sequence[Row]) -> dict[str, Any]:
     return {"linewidth": 1.8, "linestyle": (-dash * (number - 1), gaps)}
 
 
-def _svg(draw: Callable[[Axes], None], *, width: float = 4.7, height: float = 3.2) -> str:
+def svg(draw: Callable[[Axes], None], *, width: float = 4.7, height: float = 3.2) -> str:
+    """What `draw` draws, as SVG text; sizes are in inches.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
