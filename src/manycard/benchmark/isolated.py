@@ -69,7 +69,8 @@ def run_row(spec: Spec, on_progress: OnProgress | None = None, time_limit: float
         folder = Path(name)
         (folder / "row.json").write_text(spec.to_json(), encoding="utf-8")
         limit = min(time_limit, 1e6)
-        request = {"began": time.time(), "stacks_after": max(limit - _NOTICE, limit / 2)}
+        began = time.time()
+        request = {"began": began, "stacks_at": began + max(limit - _NOTICE, limit / 2)}
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         log_path = folder / "log"
         with log_path.open("wb") as log:

@@ -8,9 +8,9 @@ output, Simulation 69(6), 1997.
 
 Behaviour:
     * A series that only noise moves is kept from (nearly) its beginning.
-    * A cut in the second half means that the series still changes: there is no steady state yet.
-    * One stray time (another process, a graph compared with an eager step) is no change of state: times count at most
-      as `_MOST` medians.
+    * A clearly better cut in the second half means that the series still changes: there is no steady state yet.
+    * One stray time (another process, a graph compared with an eager step) is no change of state: a time that is
+      longer than both its neighbours by `_STRAY` counts as the longer of them, and none as more than `_MOST` medians.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ __all__ = ["find_steady", "quartiles"]
 _FEWEST = 4
 """Times below which nothing can be told."""
 _MOST = 3.0
+_STRAY = 1.2
+_CHANCE = 2.0
 
 
 def find_steady(times: Sequence[float]) -> int | None:
@@ -40,7 +42,7 @@ def find_steady(times: Sequence[float]) -> int | None:
     if len(times) < _FEWEST:
         return None
     most = _MOST * median(times[len(times) // 2 :])
-    values = [min(time, most) for time in times]
+    values = [min(time, most) for time in _calmed(times)]
     fewest = max(_FEWEST // 2, len(values) // 4)
     errors = {}
     total = squares = 0.0
@@ -52,8 +54,20 @@ def find_steady(times: Sequence[float]) -> int | None:
             errors[place] = max(squares / number - (total / number) ** 2, 0.0) / number
     # Rounding makes the variance of equal times a tiny number; the earliest of equally good cuts is meant.
     scale = 1e-12 * most**2
-    best = min(errors, key=lambda place: (round(errors[place] / scale), place))
-    return best if best <= len(values) // 2 else None
+    early = [place for place in errors if place <= len(values) // 2]
+    best = min(early, key=lambda place: (round(errors[place] / scale), place))
+    # Of few times, chance alone makes some late cut look a little better.
+    return best if errors[best] <= _CHANCE * min(errors.values()) + scale else None
+
+
+def _calmed(times: Sequence[float]) -> list[float]:
+    """`times` without stray ones; the first is never one, since it may be all of the warm-up."""
+    calm = list(times)
+    for place in range(1, len(calm)):
+        beside = max([calm[place - 1], *times[place + 1 : place + 2]])
+        if calm[place] > _STRAY * beside:
+            calm[place] = beside
+    return calm
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:

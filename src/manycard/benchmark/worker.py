@@ -15,6 +15,7 @@ import faulthandler
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -79,7 +80,7 @@ def run_worker(folder: Path, spec: _Row, run: Callable[[float], Measurement | No
 def _showing_where_it_stands(folder: Path) -> Iterator[None]:
     request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
     with (folder / f"stacks-{os.environ.get('RANK', 0)}").open("w") as file:
-        faulthandler.dump_traceback_later(request["stacks_after"], file=file)
+        faulthandler.dump_traceback_later(max(request["stacks_at"] - time.time(), 0.1), file=file)
         try:
             yield
         finally:
