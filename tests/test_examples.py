@@ -7,7 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
+PATTERNS = EXAMPLES / "patterns"
+PYTHON = (sys.executable,)
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+IN_RANKS = (sys.executable, "-m", "manycard.cli", "run", "--strategy", "ddp")
 
 
 def test_digits_learns_the_digits() -> None:
@@ -19,3 +25,32 @@ def test_digits_learns_the_digits() -> None:
     assert len(lines) == 12
     assert float(lines[-1][0]) < float(lines[0][0])
     assert float(lines[-1][1]) > 95
+
+
+def pattern_lines(name: str, start: tuple[str, ...] = PYTHON) -> list[tuple[float, float]]:
+    """The loss and the accuracy of each epoch of a pattern."""
+    words = [*start, str(PATTERNS / f"{name}.py")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = re.findall(r"epoch \d+: loss ([\d.]+), test accuracy ([\d.]+)%, [\d,]+ images/s", done.stdout)
+    return [(float(loss), float(accuracy)) for loss, accuracy in lines]
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("ddp", TORCHRUN), ("with_manycard", PYTHON), ("with_manycard", IN_RANKS)],
+    ids=["ddp", "with_manycard", "with_manycard in ranks"],
+)
+def test_each_pattern_learns_and_prints_one_line_an_epoch(name: str, start: tuple[str, ...]) -> None:
+    found = pattern_lines(name, start)
+    assert len(found) == 8, "ranks must not print each for itself"
+    assert found[-1][0] < found[0][0]
+    assert found[-1][1] > 93
+
+
+def test_patterns_that_read_the_same_order_print_the_same_losses() -> None:
+    """By hand, the drop-in and nn.DataParallel are one card's training."""
+    expected = pattern_lines("one_card")
+    assert expected[-1][1] > 93
+    for name in ("data_parallel", "by_hand", "drop_in"):
+        assert pattern_lines(name) == pytest.approx(expected, rel=0, abs=2e-3), name
