@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PATTERNS = EXAMPLES / "patterns"
 PYTHON = (sys.executable,)
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-IN_RANKS = (sys.executable, "-m", "manycard.cli", "run", "--strategy", "ddp")
+CARDS = "all" if torch.cuda.is_available() else "cpu:2"
+IN_RANKS = (sys.executable, "-m", "manycard.cli", "run", "--strategy", "ddp", "--cards", CARDS)
+"""Not torchrun: with gloo, PyTorch now and then aborts when a rank's interpreter is taken down."""
 
 
 def test_digits_learns_the_digits() -> None:
@@ -38,8 +40,8 @@ def pattern_lines(name: str, start: tuple[str, ...] = PYTHON) -> list[tuple[floa
 
 @pytest.mark.parametrize(
     ("name", "start"),
-    [("ddp", TORCHRUN), ("with_manycard", PYTHON), ("with_manycard", IN_RANKS)],
-    ids=["ddp", "with_manycard", "with_manycard in ranks"],
+    [("ddp", IN_RANKS), ("with_manycard", PYTHON)],
+    ids=["ddp", "with_manycard"],
 )
 def test_each_pattern_learns_and_prints_one_line_an_epoch(name: str, start: tuple[str, ...]) -> None:
     found = pattern_lines(name, start)
@@ -50,7 +52,9 @@ def test_each_pattern_learns_and_prints_one_line_an_epoch(name: str, start: tupl
 
 def test_patterns_that_read_the_same_order_print_the_same_losses() -> None:
     """By hand, the drop-in and nn.DataParallel are one card's training."""
-    expected = pattern_lines("one_card")
-    assert expected[-1][1] > 93
+    losses, accuracies = zip(*pattern_lines("one_card"), strict=True)
+    assert accuracies[-1] > 93
     for name in ("data_parallel", "by_hand", "drop_in"):
-        assert pattern_lines(name) == pytest.approx(expected, rel=0, abs=2e-3), name
+        own_losses, own_accuracies = zip(*pattern_lines(name), strict=True)
+        assert own_losses == pytest.approx(losses, abs=2e-3), name
+        assert own_accuracies == pytest.approx(accuracies, abs=1), name

@@ -41,11 +41,10 @@ def benchmark_page(document: Mapping[str, Any]) -> str:
         MissingExtraError: matplotlib or jinja2 is not installed.
     """
     sections = [_section(name, rows) for name, rows in figures.workloads_of(document["rows"]).items()]
-    return (
-        environment()
-        .get_template("benchmark.html")
-        .render(document={"comparison": None, **document}, sections=sections, comparison_headings=COMPARISON_HEADINGS)
-    )
+    template = environment().get_template("benchmark.html")
+    shown = {"comparison": None, **document}
+    page: str = template.render(document=shown, sections=sections, comparison_headings=COMPARISON_HEADINGS)
+    return page
 
 
 def environment() -> Any:

@@ -37,7 +37,7 @@ def host_batches(
         generator = torch.Generator().manual_seed(spec.seed * _DIFFERENT + number)
         parts = [part[start : start + sizes[rank]].clone() for part in workload.draw(spec.batch, generator)]
         kept.append(tuple(part.pin_memory() if spec.recipe.pinned else part for part in parts))
-    yield from cycle(kept)  # type: ignore[arg-type]
+    yield from cycle(kept)
 
 
 def file_loader(spec: AblationSpec, workload: SyntheticImages, parallel: Parallel | None = None) -> Any:

@@ -51,7 +51,14 @@ def run_ablation(settings: AblationSettings, watcher: Watcher, journal: Journal 
 
 def _row(row: AblationRow, found: dict[AblationSpec, Measurement]) -> dict[str, Any] | None:
     """One row of the document; None where it has not run yet."""
-    own = {"part": row.part, "step": row.step, "title": row.title, "gain": None, "total": None, "skipped": row.why_not}
+    own: dict[str, Any] = {
+        "part": row.part,
+        "step": row.step,
+        "title": row.title,
+        "gain": None,
+        "total": None,
+        "skipped": row.why_not,
+    }
     if row.why_not is not None:
         return {**row.spec.measurement().to_row(), **own}
     measured = found.get(row.spec)
