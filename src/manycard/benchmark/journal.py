@@ -48,7 +48,12 @@ class Journal:
         whole = "\n".join(lines[:-1])
         path.write_text(whole + "\n" if whole else json.dumps({"cards": models}) + "\n", encoding="utf-8")
         for number, line in enumerate(lines[:-1]):
-            document: dict[str, Any] = json.loads(line)
+            try:
+                document: dict[str, Any] = json.loads(line)
+            except ValueError:
+                raise SettingError(
+                    "--resume", str(path), f"line {number + 1} is no JSON", fix="leave --resume out to begin anew"
+                ) from None
             if number == 0:
                 if document.get("cards") != models:
                     raise SettingError(

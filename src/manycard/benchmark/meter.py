@@ -154,7 +154,9 @@ class StepMeter:
             self.first_step_s, self._first_at = time.time() - self.began, time.perf_counter()
             self._next()
             return False
-        self.resume()
+        if self._started is None:  # it began in a pause, so that nobody knows how long it took
+            self._begin()
+            return False
         self._steps += 1
         self._samples += samples
         self._left -= 1

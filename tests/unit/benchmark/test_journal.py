@@ -77,6 +77,13 @@ def test_half_a_line_is_left_out_and_the_next_one_is_whole(tmp_path: Path) -> No
     assert [found.rounds(spec)[0].samples_per_s for spec in (first, second)] == [1.0, 2.0]
 
 
+def test_a_file_that_something_else_wrote_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "rounds.jsonl"
+    file.write_text("no json\n")
+    with pytest.raises(SettingError, match="line 1 is no JSON"):
+        Journal(file, CARDS, resume=True)
+
+
 def test_results_of_other_cards_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "rounds.jsonl"
     Journal(file, CARDS)

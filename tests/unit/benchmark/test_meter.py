@@ -74,6 +74,15 @@ def test_what_happens_in_a_pause_is_not_timed() -> None:
     assert figures.step_ms == pytest.approx(5.2, rel=0.25)
 
 
+def test_a_step_that_began_in_a_pause_is_not_timed() -> None:
+    meter = made(Goal(steps=1000, seconds=9.0))
+    for _ in range(3):
+        time.sleep(0.02)
+        meter.step(8)
+        meter.pause()
+    assert all(block.seconds > 0.01 for block in meter.blocks)
+
+
 def test_a_single_step_gives_no_figures() -> None:
     meter = made(Goal())
     meter.step(8)

@@ -187,7 +187,8 @@ class AblationSettings:
         """The cards that `nn.DataParallel` takes by itself."""
         if self.simulated:
             return self.cards
-        return choose_cards(",".join(map(str, range(torch.cuda.device_count()))) + ",").cards
+        number = torch.cuda.device_count()
+        return choose_cards(",".join(map(str, range(number))) + ("," if number == 1 else "")).cards
 
     def situation(self) -> Situation:
         """What decides whether steps apply."""
