@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,8 +77,7 @@ def run_row(spec: Spec, on_progress: OnProgress | None = None, time_limit: float
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         log_path = folder / "log"
         with log_path.open("wb") as log:
-            process = _start(spec, folder, log.fileno())
-            code = _wait_for(process, folder / "progress", on_progress, limit)
+            code = _run_to_its_end(spec, folder, log.fileno(), on_progress, limit)
         result = folder / "result.json"
         if result.exists():
             return Measurement.from_row(json.loads(result.read_text(encoding="utf-8")))
@@ -100,26 +102,56 @@ def _start(spec: Spec, folder: Path, log: int) -> subprocess.Popen[bytes]:
     )
 
 
+def _run_to_its_end(
+    spec: Spec, folder: Path, log: int, on_progress: OnProgress | None, time_limit: float
+) -> int | None:
+    """The exit status; None where the process had to be ended because its time was over."""
+    process = None
+    try:
+        with _interrupts_held_back():
+            process = _start(spec, folder, log)
+        return _wait_for(process, folder / "progress", on_progress, time_limit)
+    except BaseException:
+        if process is not None:
+            end_family(process)
+        raise
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM arrive at the end: in the middle of a start, they would leave a process nobody knows."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    held = {number: handler for number, handler in before.items() if handler is not None}
+    for number in held:
+        signal.signal(number, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+    for arrived in came[:1]:
+        signal.raise_signal(arrived)
+
+
 def _wait_for(
     process: subprocess.Popen[bytes], progress: Path, on_progress: OnProgress | None, time_limit: float
 ) -> int | None:
-    """The exit status; None where the process had to be ended because its time was over."""
     end = time.monotonic() + time_limit
-    try:
-        while True:
-            try:
-                code = process.wait(timeout=0.1)
-            except subprocess.TimeoutExpired:
-                _report(progress, on_progress)
-                if time.monotonic() < end:
-                    continue
-                end_family(process)
-                return None
+    while True:
+        try:
+            code = process.wait(timeout=0.1)
+        except subprocess.TimeoutExpired:
             _report(progress, on_progress)
-            return code
-    except BaseException:
-        end_family(process)
-        raise
+            if time.monotonic() < end:
+                continue
+            end_family(process)
+            return None
+        _report(progress, on_progress)
+        return code
 
 
 def _report(progress: Path, on_progress: OnProgress | None) -> None:
