@@ -1,7 +1,7 @@
-"""Write the tables of docs/performance.md from the results in benchmarks/results.
+"""Write the tables of docs/performance.md and docs/patterns.md from the results in benchmarks/results.
 
     python benchmarks/tables.py            # rewrite the tables
-    python benchmarks/tables.py --check    # exit status 1 where the document differs from the results
+    python benchmarks/tables.py --check    # exit status 1 where a document differs from the results
 
 A table stands between ``<!-- results: FILE -->`` and ``<!-- end -->``.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENT = ROOT / "docs" / "performance.md"
+DOCUMENTS = (ROOT / "docs" / "performance.md", ROOT / "docs" / "patterns.md")
 MARKED = re.compile(r"<!-- results: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -38,9 +38,39 @@ def script_table(document: dict[str, Any]) -> str:
     return "\n".join([*lines, "", setup])
 
 
+def patterns_table(document: dict[str, Any]) -> str:
+    """One training written in several ways."""
+    rows = document["rows"]
+    base = rows["one_card"].get("images_per_s")
+    lines = [
+        "| pattern | lines | images/s | every round | ÷ one card | peak MiB a card | host MiB | accuracy |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        script = name.removesuffix("_ddp") if name != "ddp" else name
+        shown = f"[`{name}`](../examples/patterns/{script}.py)"
+        changed = "-" if name == "one_card" else f"+{row['lines_added']}, -{row['lines_removed']}"
+        if "error" in row:
+            lines.append(f"| {shown} | {changed} | failed | - | - | - | - | - |")
+            continue
+        rounds = ", ".join(f"{value:,.0f}" for value in row["images_per_s_all"])
+        ratio = f"{row['images_per_s'] / base:.2f}" if base else "-"
+        peaks = ", ".join(f"{value:,.0f}" for value in row["peak_mib"]) if row["peak_mib"] else "-"
+        cells = [shown, changed, f"{row['images_per_s']:,.0f}", rounds, ratio, peaks, f"{row['host_mib']:,.0f}"]
+        lines.append(f"| {' | '.join(cells)} | {row['accuracy']:.1%} |")
+    simulated = f"2 cards simulated on {document['cores']} CPU cores, which says nothing of real cards"
+    where = simulated if document["gpu"] == "simulated" else f"{document['cards']} x {document['gpu']}"
+    setup = (
+        f"{where}; {document['task']}, torch {document['torch']}, Python {document['python']}; `{document['command']}`"
+    )
+    return "\n".join([*lines, "", setup])
+
+
 def table(document: dict[str, Any]) -> str:
     """One file's rows, each way beside DDP and nn.DataParallel."""
     rows = document["rows"]
+    if document.get("kind") == "patterns":
+        return patterns_table(document)
     if any("said" in row for row in rows.values()):
         return script_table(document)
     speed = {way: row["samples_per_s"] for way, row in rows.items() if "samples_per_s" in row}
@@ -75,13 +105,16 @@ def rendered(text: str) -> str:
 
 
 def main() -> int:
-    """Rewrite the document, or say whether it is up to date."""
-    text = DOCUMENT.read_text(encoding="utf-8")
-    made = rendered(text)
-    if "--check" in sys.argv:
-        return int(text != made)
-    DOCUMENT.write_text(made, encoding="utf-8")
-    return 0
+    """Rewrite the documents, or say whether they are up to date."""
+    status = 0
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        made = rendered(text)
+        if "--check" in sys.argv:
+            status |= int(text != made)
+        else:
+            document.write_text(made, encoding="utf-8")
+    return status
 
 
 if __name__ == "__main__":

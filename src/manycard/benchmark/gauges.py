@@ -1,17 +1,12 @@
-"""Reading time and memory of cards.
-
-A clock that waits for the cards at every step would measure its own waiting, so it waits only when it starts and
-when it stops.
-"""
+"""Reading the memory of cards, and waiting for them."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-__all__ = ["StepClock", "peak_memory_mib", "reset_peak_memory", "synchronize"]
+__all__ = ["peak_memory_mib", "reserved_memory_mib", "reset_peak_memory", "synchronize"]
 
 
 def synchronize(devices: Sequence[torch.device]) -> None:
@@ -33,47 +28,9 @@ def peak_memory_mib(devices: Sequence[torch.device]) -> list[float | None]:
     return [torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None for device in devices]
 
 
-class StepClock:
-    """Times a run of steps from end to end.
+def reserved_memory_mib(devices: Sequence[torch.device]) -> list[float | None]:
+    """The most that torch's allocator took from each device since the reset, in MiB; None for the CPU.
 
-    Args:
-        devices: what this process's steps run on.
-        barrier: waits for the other ranks, so that all start together; does nothing where there are none.
+    Unlike what is allocated, it holds the activations of CUDA graphs.
     """
-
-    def __init__(self, devices: Sequence[torch.device], barrier: Callable[[], None]) -> None:
-        self._devices = devices
-        self._barrier = barrier
-        self._started: float | None = None
-        self.seconds = 0.0
-        self.steps = 0
-        self.samples = 0
-
-    def start(self) -> None:
-        """Begin timing once the cards are idle."""
-        synchronize(self._devices)
-        self._barrier()
-        synchronize(self._devices)  # a barrier of NCCL's is itself work that was given to the card
-        self._started = time.perf_counter()
-
-    def count(self, samples: int) -> None:
-        """Note one step; steps before `start` are the warm-up and don't count."""
-        if self._started is not None:
-            self.steps += 1
-            self.samples += samples
-
-    def stop(self) -> None:
-        """End timing once the cards have done the last step."""
-        synchronize(self._devices)
-        assert self._started is not None, "the clock was stopped and never started"
-        self.seconds = time.perf_counter() - self._started
-
-    @property
-    def samples_per_s(self) -> float:
-        """Samples of the counted steps over their time."""
-        return self.samples / self.seconds
-
-    @property
-    def step_ms(self) -> float:
-        """Mean time of a counted step."""
-        return self.seconds / self.steps * 1e3
+    return [torch.cuda.max_memory_reserved(device) / 2**20 if device.type == "cuda" else None for device in devices]

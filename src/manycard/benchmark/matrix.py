@@ -1,22 +1,24 @@
-"""The matrix: rows over workloads, strategies and card counts, each in its own process.
+"""The matrix: rows over workloads (or a script), strategies, card counts and settings, each in its own process.
 
 Behaviour:
-    * ``single`` runs once, on the first card: it is what speed-up and loss differences are taken from.
-    * Rounds are interleaved: every row once, then every row again. A slow minute of the machine so falls on all
-      rows, not on one.
-    * A row that fails is a row with ``error``; it isn't run in later rounds, and the others go on.
-    * The watcher hears of every finished row with the whole document so far, and can save it: an interrupt loses
-      the row that was running and nothing else. `run_matrix` then returns what there is, marked ``interrupted``.
+    * ``single`` runs once for each combination of the settings that it reads, on the first card: it is what speed-up
+      and loss differences are taken from.
+    * A strategy that doesn't read a setting has no rows for its values.
+    * Rounds are interleaved (`rounds`), a row that fails is a row with ``error``, and an interrupt keeps the rows that
+      are done: `run_matrix` then returns what there is, marked ``interrupted``.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
-from manycard.benchmark.isolated import run_row
+from manycard.benchmark.axes import combinations
+from manycard.benchmark.journal import Journal
 from manycard.benchmark.machine import describe_machine
-from manycard.benchmark.measurement import Measurement, compare_with_single, median_of
+from manycard.benchmark.measurement import compare_with_single, median_of
 from manycard.benchmark.pipeline_run import PIPELINE
+from manycard.benchmark.rounds import Watcher, run_rounds
 from manycard.benchmark.row import RowSpec
 from manycard.benchmark.settings import MatrixSettings
 from manycard.benchmark.workloads import Workload
@@ -25,32 +27,26 @@ from manycard.launch import cards_setting
 __all__ = ["Watcher", "matrix_notes", "matrix_rows", "run_matrix"]
 
 
-class Watcher(Protocol):
-    """Hears what a running matrix does."""
-
-    def started(self, label: str, round_number: int, rounds: int) -> None:
-        """A row begins."""
-
-    def progressed(self, done: int, total: int) -> None:
-        """The running row has handed `done` of `total` steps to its cards."""
-
-    def finished(self, row: dict[str, Any], document: dict[str, Any]) -> None:
-        """A row ended; `document` holds all rows so far."""
-
-
 def matrix_rows(settings: MatrixSettings) -> list[RowSpec]:
     """Every row of one round, in the order in which they run."""
     rows = []
-    for kind in settings.kinds:
-        if "single" in settings.strategies:
-            rows.append(_row(settings, kind, "single", 1))
-        rows += [
-            _row(settings, kind, strategy, count)
+    for kind in settings.subjects:
+        pairs = [("single", 1)] if "single" in settings.strategies else []
+        pairs += [
+            (strategy, count)
             for count in settings.counts
             for strategy in settings.strategies
             if strategy != "single" and not _left_out(settings, strategy)
         ]
+        for strategy, count in pairs:
+            plain = _row(settings, kind, strategy, count)
+            rows += [replace(plain, settings=each) for each in combinations(_axes_for(settings, kind), strategy)]
     return rows
+
+
+def _axes_for(settings: MatrixSettings, kind: type[Workload] | None) -> list[tuple[str, tuple[Any, ...]]]:
+    has_images = kind is not None and kind.has_images
+    return [axis for axis in settings.axes if axis[0] != "channels_last" or has_images]
 
 
 def matrix_notes(settings: MatrixSettings) -> list[str]:
@@ -67,28 +63,36 @@ def matrix_notes(settings: MatrixSettings) -> list[str]:
         notes.append("pipeline: each card holds a stage of the model; BatchNorm statistics are those of a micro-batch.")
     if "single" not in settings.strategies:
         notes.append("Without a single row there is no speed-up, no efficiency and no difference of losses.")
-    if settings.scaling == "weak" and max(settings.counts) > 1:
+    if "weak" in map(settings.scaling_of, settings.subjects) and max(settings.counts) > 1:
         notes.append(
             "Weak scaling: the batch a card is fixed, so the global batch grows with the cards and losses are "
             "compared only where it is the same."
+        )
+    if settings.script is not None:
+        notes.append(
+            f"{settings.script_name}: steps are timed from inside, up to where the speed is known; what the script "
+            "does between epochs isn't timed."
         )
     notes += [f"{kind.name}: {kind.loss_note}." for kind in settings.kinds if kind.loss_note]
     return notes
 
 
-def run_matrix(settings: MatrixSettings, watcher: Watcher) -> dict[str, Any]:
+def run_matrix(settings: MatrixSettings, watcher: Watcher, journal: Journal | None = None) -> dict[str, Any]:
     """Run every row and return the document of results.
+
+    Args:
+        journal: keeps every round; what it holds already isn't run again.
 
     Returns:
         ``{"rows": [...], "notes": [...], "machine": {...}, "settings": {...}, "interrupted": bool}``; the keys
         of a row are the fields of `Measurement`.
     """
     specs = matrix_rows(settings)
-    found: dict[RowSpec, list[Measurement]] = {}
     machine = describe_machine(settings.cards)
+    kept = journal or Journal()
 
-    def document(*, interrupted: bool) -> dict[str, Any]:
-        rows = [median_of(found[spec]) for spec in specs if spec in found]
+    def document(*, interrupted: bool = False) -> dict[str, Any]:
+        rows = [median_of(rounds) for spec in specs if (rounds := kept.rounds(spec))]
         return {
             "rows": [row.to_row() for row in compare_with_single(rows)],
             "notes": matrix_notes(settings),
@@ -98,54 +102,52 @@ def run_matrix(settings: MatrixSettings, watcher: Watcher) -> dict[str, Any]:
         }
 
     try:
-        for round_number in range(1, settings.repeats + 1):
-            for spec in specs:
-                if any(row.error is not None for row in found.get(spec, [])):
-                    continue
-                watcher.started(spec.label, round_number, settings.repeats)
-                row = run_row(spec, watcher.progressed)
-                found.setdefault(spec, []).append(row)
-                watcher.finished(row.to_row(), document(interrupted=False))
+        run_rounds(specs, settings.repeats, settings.time_limit, kept, watcher, document)
     except KeyboardInterrupt:
         return document(interrupted=True)
-    return document(interrupted=False)
+    return document()
 
 
 def _left_out(settings: MatrixSettings, strategy: str) -> bool:
     return strategy == "torch_dp" and settings.simulated
 
 
-def _row(settings: MatrixSettings, kind: type[Workload], strategy: str, count: int) -> RowSpec:
+def _row(settings: MatrixSettings, kind: type[Workload] | None, strategy: str, count: int) -> RowSpec:
     cards = settings.cards[:count]
     return RowSpec(
-        workload=kind.name,
+        workload=settings.name_of(kind),
         strategy=strategy,
         cards=cards_setting(cards),
         card_names=tuple(card.name for card in cards),
         simulated=settings.simulated,
-        scaling=settings.scaling,
+        scaling=settings.scaling_of(kind),
         batch=settings.batch_of(kind, count),
-        length=settings.length_of(kind),
+        steps=settings.steps,
+        epochs=settings.epochs_of(kind),
         precision=settings.precision,
         seed=settings.seed,
         small=settings.small,
         channels_last=settings.channels_last is not False,
+        script=() if settings.script is None else tuple(settings.script.argv),
     )
 
 
 def _settings_record(settings: MatrixSettings) -> dict[str, Any]:
     """The settings as the document keeps them."""
     return {
-        "workloads": [kind.name for kind in settings.kinds],
+        "workloads": [settings.name_of(kind) for kind in settings.subjects],
+        "script": None if settings.script is None else settings.script.argv,
         "strategies": list(settings.strategies),
         "counts": list(settings.counts),
+        "axes": {name: list(values) for name, values in settings.axes},
         "precision": settings.precision,
-        "scaling": settings.scaling,
+        "scaling": settings.scaling_of(settings.subjects[0]),
         "batch": settings.batch,
         "per_card_batch": settings.per_card_batch,
-        "lengths": {kind.name: f"{settings.length_of(kind)} {kind.length_unit}" for kind in settings.kinds},
+        "lengths": {settings.name_of(kind): settings.length_of(kind) for kind in settings.subjects},
         "repeats": settings.repeats,
         "seed": settings.seed,
         "small": settings.small,
         "channels_last": settings.channels_last is not False,
+        "time_limit": settings.time_limit,
     }

@@ -57,8 +57,10 @@ class PipelineRun:
         self._pipeline = Pipeline(model, self._spec.cards, precision=self._spec.precision)
         return model, optimizer
 
-    def train_step(self, loss_fn: LossFn, model: nn.Module, optimizer: Optimizer, *, check_loss: bool) -> TrainStep:
-        """See `Pipeline.train_step`."""
+    def train_step(
+        self, loss_fn: LossFn, model: nn.Module, optimizer: Optimizer, *, check_loss: bool, graphs: str
+    ) -> TrainStep:
+        """See `Pipeline.train_step`; it has no CUDA graphs."""
         return self.pipeline.train_step(loss_fn, optimizer, check_loss=check_loss)
 
     def loader(self, dataset: Any, **settings: Any) -> Any:

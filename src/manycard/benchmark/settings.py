@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
 
 from manycard.benchmark.pipeline_run import PIPELINE
 from manycard.benchmark.workloads import Workload, find_workload
 from manycard.cards import Card
 from manycard.errors import SettingError, StrategyError
+from manycard.launch import Script
 from manycard.precision import make_precision
 from manycard.strategies import STRATEGIES
 
@@ -24,6 +27,7 @@ class MatrixSettings:
     """
 
     workloads: tuple[str, ...]
+    """Names of built-in workloads; none where a script is measured."""
     cards: tuple[Card, ...]
     """The chosen cards; a row with n cards uses the first n."""
     strategies: tuple[str, ...] = ("single", "torch_dp", "dp", "ddp")
@@ -35,7 +39,7 @@ class MatrixSettings:
     per_card_batch: int | None = None
     """The batch a card (weak scaling); the workload's own default where neither is given."""
     steps: int | None = None
-    """Timed steps, for workloads measured in steps; None for the workload's default."""
+    """Steady steps to time, for workloads measured in steps; None for as many as tell the speed."""
     epochs: int | None = None
     """Epochs, for workloads measured in epochs; None for the workload's default."""
     repeats: int = 1
@@ -44,10 +48,18 @@ class MatrixSettings:
     small: bool = False
     channels_last: bool | None = None
     """Memory format of image workloads; None for channels-last."""
+    axes: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    """Settings that rows differ in, each with its values; see `read_axes`."""
+    script: Script | None = None
+    """Measured in place of workloads."""
+    time_limit: float = 600.0
+    """Seconds that one row may take, its start included."""
     kinds: tuple[type[Workload], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.workloads:
+        if self.script is not None:
+            self.script.check()
+        elif not self.workloads:
             raise SettingError("--workload", "", "no workload is named", fix="name one, such as --workload digits")
         kinds = tuple(find_workload(name) for name in dict.fromkeys(self.workloads))
         object.__setattr__(self, "kinds", kinds)
@@ -66,20 +78,44 @@ class MatrixSettings:
         return self.cards[0].simulated
 
     @property
-    def scaling(self) -> str:
-        """``strong`` where the global batch is fixed, else ``weak``."""
-        return "strong" if self.batch is not None else "weak"
+    def subjects(self) -> tuple[type[Workload] | None, ...]:
+        """What is measured: workloads, or None for the script."""
+        return self.kinds or (None,)
 
-    def batch_of(self, kind: type[Workload], cards: int) -> int:
-        """The global batch of a row."""
+    @property
+    def script_name(self) -> str:
+        """How rows call the script."""
+        assert self.script is not None, "there is a script where no workload is"
+        return self.script.name if self.script.is_module else PurePath(self.script.name).name
+
+    def name_of(self, kind: type[Workload] | None) -> str:
+        """How rows call what they measure."""
+        return self.script_name if kind is None else kind.name
+
+    def scaling_of(self, kind: type[Workload] | None) -> str:
+        """``strong`` where the global batch is fixed, by the caller or by the script, else ``weak``."""
+        return "strong" if self.batch is not None or (kind is None and self.per_card_batch is None) else "weak"
+
+    def batch_of(self, kind: type[Workload] | None, cards: int) -> int | None:
+        """The global batch of a row; None where the script says it."""
         if self.batch is not None:
             return self.batch
-        return (self.per_card_batch or kind(small=self.small).default_batch) * cards
+        own = None if kind is None else kind(small=self.small).default_batch
+        each = self.per_card_batch or own
+        return None if each is None else each * cards
 
-    def length_of(self, kind: type[Workload]) -> int:
-        """How long a row runs, as the workload counts."""
-        asked = self.epochs if kind.length_unit == "epochs" else self.steps
-        return asked or kind.default_length
+    def epochs_of(self, kind: type[Workload] | None) -> int | None:
+        """The epochs of a row; None where it runs until it is steady."""
+        if kind is None or kind.length_unit != "epochs":
+            return None
+        return self.epochs or kind.default_length
+
+    def length_of(self, kind: type[Workload] | None) -> str:
+        """How long a row runs, in words."""
+        epochs = self.epochs_of(kind)
+        if epochs is not None:
+            return f"{epochs} {'epoch' if epochs == 1 else 'epochs'}"
+        return "until steady" if self.steps is None else f"{self.steps} steady steps"
 
     def _check_strategies(self) -> None:
         if not self.strategies:
@@ -111,6 +147,12 @@ class MatrixSettings:
         for option, value in options.items():
             if value is not None and value < 1:
                 raise SettingError(option, value, "it must be at least 1", fix="give a whole number from 1 up")
+        if not self.time_limit > 0:
+            raise SettingError(
+                "--time-limit", self.time_limit, "it must be above 0 seconds", fix="leave it out for 600"
+            )
+        if "precision" in dict(self.axes) and self.precision != "default":
+            raise SettingError("--precision", self.precision, "--set varies it as well", fix="leave one of them out")
         if not 0 <= self.seed < 2**32:
             raise SettingError("--seed", self.seed, "it must be from 0 to 2**32 - 1", fix="leave it out for 0")
         for count in self.counts:
@@ -129,6 +171,9 @@ class MatrixSettings:
             )
 
     def _check_fits_workloads(self) -> None:
+        if self.script is not None:
+            self._check_fits_script()
+            return
         units = {kind.length_unit for kind in self.kinds}
         names = ", ".join(kind.name for kind in self.kinds)
         for option, value, unit, other in (
@@ -137,6 +182,9 @@ class MatrixSettings:
         ):
             if value is not None and unit not in units:
                 raise SettingError(option, value, f"{names}: not measured in {unit}", fix=f"give {other}")
+        has_images = any(kind.has_images for kind in self.kinds)
+        if "channels_last" in dict(self.axes) and not has_images:
+            raise SettingError("--set", "channels_last", f"{names}: no image workload", fix="leave it out")
         if self.channels_last is not None and not any(kind.has_images for kind in self.kinds):
             raise SettingError(
                 "--channels-last" if self.channels_last else "--no-channels-last",
@@ -144,3 +192,16 @@ class MatrixSettings:
                 f"{names}: no image workload",
                 fix="leave it out",
             )
+
+    def _check_fits_script(self) -> None:
+        given = {
+            "--workload": self.workloads or None,
+            "--epochs": self.epochs,
+            "--small": self.small or None,
+            "--channels-last": self.channels_last,
+        }
+        for option, value in given.items():
+            if value is not None:
+                raise SettingError(
+                    option, value, "it is for built-in workloads, and a script is given", fix="leave it out"
+                )

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from typer.core import TyperGroup
 
 from manycard.cli.bench import bench
 from manycard.cli.bench_data import bench_data
@@ -34,8 +35,19 @@ __all__ = ["app", "main"]
 INTERRUPTED = 130
 """128 + SIGINT, as a shell would say it."""
 
+
+class _Commands(TyperGroup):
+    """Commands, of which one has two words: ``bench data`` is no script of ``bench``."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if " ".join(args[:2]) in self.commands:
+            args = [" ".join(args[:2]), *args[2:]]
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="manycard",
+    cls=_Commands,
     help="One script, all the cards: train with PyTorch on every card of this machine.",
     epilog="Start with: manycard doctor, then manycard run train.py",
     add_completion=False,
@@ -49,10 +61,8 @@ app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command(context_settings={"allow_interspersed_args": False})(verify)
 app.command(context_settings={"allow_interspersed_args": False})(plan)
 app.command(context_settings={"allow_interspersed_args": False})(profile)
-_bench = typer.Typer(rich_markup_mode=None)
-_bench.callback(invoke_without_command=True)(bench)
-_bench.command("data")(bench_data)
-app.add_typer(_bench, name="bench")
+app.command()(bench)
+app.command("bench data")(bench_data)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,138 +1,108 @@
-"""``manycard bench``: measure strategies against each other on built-in workloads.
+"""``manycard bench``: measure strategies, card counts and settings against each other.
 
 Behaviour:
+    * It trains built-in workloads, or runs a script that uses `Parallel` and measures it from inside.
     * Bars and notes go to standard error; the table goes to standard output, or with ``--json`` one JSON document
-      and nothing else. Both, and an HTML page with plots, are also saved in a folder, after every row.
-    * A row that fails is a row with its error. Exit status: 0 all rows worked, 1 a row failed, 2 wrong usage,
-      130 interrupted; the rows done by then are printed and saved.
-    * Without matplotlib and jinja2 there is no HTML page, which is said; everything else is as before.
+      and nothing else. All of it is also saved in a folder (`bench_results`), whose path is said.
+    * A row that fails is a row with its error. Exit status: 0 all rows worked; 1 a row failed, or something got
+      slower than in the run that ``--against`` names; 2 wrong usage; 130 interrupted: the rows done by then are printed
+      and saved, and ``--resume`` goes on from there.
 """
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import datetime
-from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any, NoReturn
-
-import typer
 from rich.console import Console
 
-from manycard.benchmark import WORKLOADS, MatrixSettings, run_matrix, write_json
+from manycard.benchmark import MatrixSettings, read_axes, run_matrix
+from manycard.benchmark.ablation import AblationSettings
 from manycard.cards import choose_cards
-from manycard.cli.options import CardsOption, JsonOption, PrecisionOption, print_json, say
-from manycard.errors import MissingExtraError, SettingError
-from manycard.report import BenchmarkProgress, print_benchmark, write_benchmark_page
+from manycard.cli import bench_options as options
+from manycard.cli.bench_ablate import ablate_settings, refuse_with_ablate, refuse_without_ablate
+from manycard.cli.bench_results import ResultFolder, termination_as_interrupt
+from manycard.cli.options import CardsOption, JsonOption, ModuleOption, PrecisionOption, say
+from manycard.errors import SettingError
+from manycard.launch import Script
+from manycard.report import BenchmarkProgress, benchmark_markdown, print_benchmark, write_benchmark_page
 
 __all__ = ["bench"]
 
-_INTERRUPTED = 128 + signal.SIGINT
-
-
-WorkloadOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--workload",
-        metavar="NAMES",
-        help=f"What to train: {', '.join(WORKLOADS)}. Repeatable, or a comma list. Without it: digits.",
-    ),
-]
-CountsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--counts", metavar="NUMBERS", help="How many of the cards to use, such as 1,2,4. Without it: all of them."
-    ),
-]
-StrategiesOption = Annotated[
-    str,
-    typer.Option(
-        "--strategies",
-        metavar="NAMES",
-        help="A comma list of single, torch_dp, dp, ddp and pipeline (a stage of the model on each card). single always"
-        " runs on one card: speed-up is measured against it.",
-    ),
-]
-BatchOption = Annotated[
-    int | None, typer.Option("--batch", metavar="SAMPLES", help="The global batch, fixed: strong scaling.")
-]
-PerCardBatchOption = Annotated[
-    int | None,
-    typer.Option(
-        "--per-card-batch",
-        metavar="SAMPLES",
-        help="The batch a card, fixed: weak scaling. The workload's own default where neither is given.",
-    ),
-]
-StepsOption = Annotated[
-    int | None,
-    typer.Option("--steps", metavar="NUMBER", help="Timed steps, for workloads that are measured in steps."),
-]
-EpochsOption = Annotated[int | None, typer.Option("--epochs", metavar="NUMBER", help="Epochs, for digits.")]
-RepeatsOption = Annotated[
-    int, typer.Option("--repeats", metavar="NUMBER", help="Rounds over all rows; the table shows medians.")
-]
-SmallOption = Annotated[
-    bool, typer.Option("--small", help="Small variants of the workloads, which a CPU trains in seconds.")
-]
-ChannelsLastOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--channels-last/--no-channels-last",
-        help="Memory format of image workloads. Without it: channels-last.",
-        show_default=False,
-    ),
-]
-SeedOption = Annotated[
-    int, typer.Option("--seed", metavar="NUMBER", help="Decides first weights and data, the same in every row.")
-]
-OutOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", metavar="FOLDER", help="Where bench.json and bench.html go. Without it: reports/bench-<time>."
-    ),
-]
+_STRATEGIES = "single,torch_dp,dp,ddp"
 
 
 def bench(
-    context: typer.Context,
+    script: options.ScriptArgument = None,
+    arguments: options.ArgumentsArgument = None,
     *,
-    workload: WorkloadOption = None,
+    module: ModuleOption = False,
+    workload: options.WorkloadOption = None,
     cards: CardsOption = None,
-    counts: CountsOption = None,
-    strategies: StrategiesOption = "single,torch_dp,dp,ddp",
+    counts: options.CountsOption = None,
+    strategies: options.StrategiesOption = _STRATEGIES,
+    varied: options.SetOption = None,
     precision: PrecisionOption = None,
-    batch: BatchOption = None,
-    per_card_batch: PerCardBatchOption = None,
-    steps: StepsOption = None,
-    epochs: EpochsOption = None,
-    repeats: RepeatsOption = 1,
-    small: SmallOption = False,
-    channels_last: ChannelsLastOption = None,
-    seed: SeedOption = 0,
-    out: OutOption = None,
+    batch: options.BatchOption = None,
+    per_card_batch: options.PerCardBatchOption = None,
+    steps: options.StepsOption = None,
+    epochs: options.EpochsOption = None,
+    repeats: options.RepeatsOption = 1,
+    small: options.SmallOption = False,
+    channels_last: options.ChannelsLastOption = None,
+    seed: options.SeedOption = 0,
+    time_limit: options.TimeLimitOption = 600.0,
+    against: options.AgainstOption = None,
+    ablate: options.AblateOption = False,
+    only: options.OnlyOption = None,
+    files: options.FilesOption = None,
+    resume: options.ResumeOption = False,
+    out: options.OutOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Measure strategies against each other: speed, memory and losses, as a table and plots.
+    """Measure strategies, card counts and settings against each other: speed, memory, energy and losses.
 
-    Every row runs in a process of its own, from the same first weights and on the same data.
+    Every row runs in a process of its own, from the same first weights and on the same data, in interleaved rounds.
+    Results are printed and saved as JSON, CSV, Markdown and HTML.
 
     \b
     Examples:
       manycard bench --workload digits --batch 128
-      manycard bench --workload resnet50,gpt2 --precision bf16 --counts 1,2,4 --repeats 3
-      manycard bench --workload mlp --cards cpu:2 --small
+      manycard bench --workload resnet50,gpt2 --counts 1,2,4 --set precision=bf16,fp32 --set graphs=on,off
+      manycard bench train.py --strategy dp,ddp --counts 1,2 -- --lr 0.1
+      manycard bench --workload mlp --cards cpu:2 --small --against reports/last/bench.json
+      manycard bench --ablate --workload resnet50 --files /data/imagenet/train --out reports/ablation --resume
     """
-    if context.invoked_subcommand is not None:
-        return 0
+    target = _target(script, arguments, module)
     choice = choose_cards(cards or "all")
+    if ablate:
+        refuse_with_ablate(
+            {
+                "SCRIPT": script,
+                "--counts": counts,
+                "--strategies": strategies if strategies != _STRATEGIES else None,
+                "--set": varied,
+                "--precision": precision,
+                "--epochs": epochs,
+                "--channels-last": channels_last,
+            }
+        )
+        taken_apart = AblationSettings(
+            workload=names(workload)[0] if workload else "resnet50",
+            cards=choice.cards,
+            only=names([only]) if only is not None else (),
+            batch=batch if batch is not None or per_card_batch is None else per_card_batch * len(choice.cards),
+            files=files,
+            steps=steps,
+            repeats=repeats,
+            seed=seed,
+            small=small,
+            time_limit=time_limit,
+        )
+        return ablate_settings(taken_apart, ResultFolder(out, against, resume=resume), as_json=as_json)
+    refuse_without_ablate({"--only": only, "--files": files})
     settings = MatrixSettings(
-        workloads=_names(workload) if workload is not None else ("digits",),
+        workloads=names(workload) if workload is not None else ("digits",) if target is None else (),
         cards=choice.cards,
-        strategies=_names([strategies]),
-        counts=_numbers("--counts", counts),
+        strategies=names([strategies]),
+        counts=numbers("--counts", counts),
         precision=precision or "default",
         batch=batch,
         per_card_batch=per_card_batch,
@@ -142,90 +112,43 @@ def bench(
         seed=seed,
         small=small,
         channels_last=channels_last,
+        axes=read_axes(varied or (), script=target is not None),
+        script=target,
+        time_limit=time_limit,
     )
-    folder = _make_folder(out)
+    folder = ResultFolder(out, against, resume=resume)
     say(choice.summary())
     say(choice.describe())
-    with BenchmarkProgress(Console(stderr=True)) as bars, _termination_as_interrupt():
-        document = run_matrix(settings, _SavingWatcher(bars, folder / "bench.json"))
-    return _present(document, folder, as_json=as_json)
+    return _run(settings, folder, as_json=as_json)
 
 
-def _present(document: dict[str, Any], folder: Path, *, as_json: bool) -> int:
-    """Print and save the results; the exit status."""
-    write_json(folder / "bench.json", document)
-    if as_json:
-        print_json(document)
-    else:
-        print_benchmark(document, Console())
-    _save_page(document, folder / "bench.html")
-    say(f"results: {folder / 'bench.json'}")
-    if document["interrupted"]:
-        return _INTERRUPTED
-    return 1 if any(row["error"] is not None for row in document["rows"]) else 0
+def _run(settings: MatrixSettings, folder: ResultFolder, *, as_json: bool) -> int:
+    journal = folder.journal(settings.cards)
+    with BenchmarkProgress(Console(stderr=True)) as bars, termination_as_interrupt():
+        document = run_matrix(settings, folder.watch(bars), journal)
+    return folder.present(
+        document, as_json=as_json, show=print_benchmark, markdown=benchmark_markdown, write_page=write_benchmark_page
+    )
 
 
-class _SavingWatcher:
-    """Draws bars and saves every row as it comes."""
-
-    def __init__(self, bars: BenchmarkProgress, path: Path) -> None:
-        self._bars = bars
-        self._path = path
-        self.started = bars.started
-        self.progressed = bars.progressed
-
-    def finished(self, row: dict[str, Any], document: dict[str, Any]) -> None:
-        write_json(self._path, document)
-        self._bars.finished(row)
+def _target(script: str | None, arguments: list[str] | None, module: bool) -> Script | None:
+    if script is None:
+        if module:
+            raise SettingError("-m", True, "no module is named", fix="write: manycard bench -m MODULE")
+        return None
+    return Script(script, tuple(arguments or ()), module)
 
 
-@contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM end the run as Ctrl-C does: rows kept, nothing left running."""
-
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _save_page(document: dict[str, Any], path: Path) -> None:
-    if not document["rows"]:
-        return
-    try:
-        write_benchmark_page(document, path)
-    except MissingExtraError as missing:
-        say(f"no HTML report: {missing}")
-        return
-    say(f"report: {path}")
-
-
-def _make_folder(out: Path | None) -> Path:
-    folder = out or Path("reports") / f"bench-{datetime.now():%Y%m%d-%H%M%S}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "bench.json").touch()
-    except OSError as error:
-        raise SettingError(
-            "--out", str(folder), f"results can't be written there ({error.strerror})", fix="name another folder"
-        ) from error
-    return folder.resolve()
-
-
-def _names(values: list[str]) -> tuple[str, ...]:
+def names(values: list[str]) -> tuple[str, ...]:
     """The names in comma lists."""
     return tuple(name.strip() for value in values for name in value.split(",") if name.strip())
 
 
-def _numbers(option: str, value: str | None) -> tuple[int, ...]:
+def numbers(option: str, value: str | None) -> tuple[int, ...]:
     """The whole numbers in a comma list; none where the option is not given."""
     if value is None:
         return ()
     try:
-        return tuple(int(word) for word in _names([value]))
+        return tuple(int(word) for word in names([value]))
     except ValueError:
         raise SettingError(option, value, "it is no list of whole numbers", fix="write it like 1,2,4") from None

@@ -5,7 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["NOTHING", "difference", "loss", "memory", "percent", "ratio", "shares", "speed", "times", "workloads_of"]
+__all__ = [
+    "NOTHING",
+    "change",
+    "count",
+    "difference",
+    "energy",
+    "loss",
+    "memory",
+    "percent",
+    "ratio",
+    "setting",
+    "shares",
+    "speed",
+    "times",
+    "workloads_of",
+]
 
 NOTHING = "–"
 """What stands where there is no figure."""
@@ -45,6 +60,28 @@ def difference(value: float | None) -> str:
     if value >= 1e-3:
         return f"{100 * value:,.1f} %"
     return "0" if value == 0 else f"{value:.1e}"
+
+
+def change(value: float | None) -> str:
+    """A relative change: ``+3.1 %``, ``-12.0 %``."""
+    return NOTHING if value is None else f"{100 * value:+.1f} %"
+
+
+def count(value: float | None) -> str:
+    """A whole number: ``2,048``."""
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def energy(value: float | None) -> str:
+    """Joules, to three digits: ``0.0714``, ``1.46``."""
+    return NOTHING if value is None else f"{value:.3g}"
+
+
+def setting(value: Any) -> str:
+    """A setting's value as the command line has it."""
+    if value is None:
+        return NOTHING
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
 def memory(peaks: Sequence[float | None]) -> str:

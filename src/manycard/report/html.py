@@ -14,8 +14,10 @@ from typing import Any
 
 from manycard.errors import MissingExtraError
 from manycard.report import figures
+from manycard.report.columns import label_columns, remarks, rest_columns, speed_columns
+from manycard.report.terminal import COMPARISON_HEADINGS, comparison_cells, section_title
 
-__all__ = ["benchmark_page", "write_benchmark_page"]
+__all__ = ["benchmark_page", "data_address", "environment", "write_benchmark_page"]
 
 Row = Mapping[str, Any]
 _NARROW = ("Throughput", "Efficiency")
@@ -39,36 +41,40 @@ def benchmark_page(document: Mapping[str, Any]) -> str:
     Raises:
         MissingExtraError: matplotlib or jinja2 is not installed.
     """
+    sections = [_section(name, rows) for name, rows in figures.workloads_of(document["rows"]).items()]
+    template = environment().get_template("benchmark.html")
+    shown = {"comparison": None, **document}
+    page: str = template.render(document=shown, sections=sections, comparison_headings=COMPARISON_HEADINGS)
+    return page
+
+
+def environment() -> Any:
+    """Where pages are made.
+
+    Raises:
+        MissingExtraError: jinja2 is not installed.
+    """
     try:
         import jinja2
     except ImportError as error:
         raise MissingExtraError("jinja2", "report", "the HTML report") from error
 
-    environment = jinja2.Environment(
+    made = jinja2.Environment(
         loader=jinja2.PackageLoader("manycard.report", "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        speed=figures.speed,
-        times=figures.times,
-        percent=figures.percent,
-        ratio=figures.ratio,
-        loss=figures.loss,
-        difference=figures.difference,
-        memory=figures.memory,
-        shares=figures.shares,
-    )
-    sections = [_section(name, rows) for name, rows in figures.workloads_of(document["rows"]).items()]
-    return environment.get_template("benchmark.html").render(document=document, sections=sections)
+    made.filters.update(heading=_heading, comparison=comparison_cells)
+    return made
 
 
 def _section(workload: str, rows: Sequence[Row]) -> dict[str, Any]:
     """What the template needs to know about one workload."""
     from manycard.report import plots
 
+    labels = label_columns(rows)
     speed, efficiency, losses, memory = _captions(rows)
     drawn = (
         ("Throughput", speed, plots.speed_plot(rows)),
@@ -80,13 +86,12 @@ def _section(workload: str, rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "name": workload,
         "rows": rows,
-        "first": rows[0],
-        "several_batches": len({row["batch"] for row in rows}) > 1,
-        "has_shares": any(row.get("shares") is not None for row in rows),
-        "has_accuracy": any(row["accuracy"] is not None for row in rows),
-        "has_difference": any(row["largest_loss_difference"] is not None for row in rows),
+        "title": section_title(workload, rows).partition(": ")[2],
+        "labels": labels,
+        "columns": [*labels, *speed_columns(rows), *rest_columns(rows)],
+        "remarks": remarks(rows),
         "plots": [
-            {"title": title, "caption": caption, "source": _data_address(svg), "wide": not title.startswith(_NARROW)}
+            {"title": title, "caption": caption, "source": data_address(svg), "wide": not title.startswith(_NARROW)}
             for title, caption, svg in drawn
             if svg is not None
         ],
@@ -121,5 +126,12 @@ def _captions(rows: Sequence[Row]) -> tuple[str, str, str, str]:
     )
 
 
-def _data_address(svg: str) -> str:
+def _heading(text: str) -> str:
+    """A column's heading on one line, for a browser to break."""
+    words = text.replace("-\n", "").replace("_\n", "_").replace("\n", " ")
+    return words[:1].upper() + words[1:]
+
+
+def data_address(svg: str) -> str:
+    """An image's address that holds the image."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()

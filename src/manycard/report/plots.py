@@ -29,6 +29,9 @@ _COLOURS = {
     "pipeline": "#0891b2",
 }
 _OTHER_COLOUR = "#111827"
+_LINES = ("-", "--", ":", "-.")
+"""Rows of one strategy with other settings."""
+_MARKERS = ("o", "s", "^", "D")
 _STYLE: dict[Any, Any] = {
     "font.family": ["DejaVu Sans", "sans-serif"],
     "font.size": 10,
@@ -68,7 +71,7 @@ def speed_plot(rows: Sequence[Row]) -> str | None:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
         axes.set_ylim(bottom=0)
 
-    return _svg(draw)
+    return svg(draw)
 
 
 def efficiency_plot(rows: Sequence[Row]) -> str | None:
@@ -88,7 +91,7 @@ def efficiency_plot(rows: Sequence[Row]) -> str | None:
         axes.set_ylim(0, max(1.1, 1.1 * max(row["efficiency"] for row in rows)))
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
 
-    return _svg(draw)
+    return svg(draw)
 
 
 def losses_plot(rows: Sequence[Row]) -> str | None:
@@ -106,7 +109,7 @@ def losses_plot(rows: Sequence[Row]) -> str | None:
         axes.set_ylabel("loss (mean over the global batch)")
         axes.legend(ncols=2 if len(rows) > 6 else 1)
 
-    return _svg(draw, width=9.6)
+    return svg(draw, width=9.6)
 
 
 def memory_plot(rows: Sequence[Row]) -> str | None:
@@ -126,12 +129,22 @@ def memory_plot(rows: Sequence[Row]) -> str | None:
         _name_places(axes, rows)
         axes.set_ylabel("peak memory, GiB (a bar a card)")
 
-    return _svg(draw, width=9.6)
+    return svg(draw, width=9.6)
 
 
 def _bars(axes: Axes, rows: Sequence[Row], key: str, write: Callable[[float], str]) -> None:
     bars = axes.bar(range(len(rows)), [row[key] for row in rows], width=0.62, color=[_colour(row) for row in rows])
     behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    if key == "samples_per_s":
+        axes.errorbar(
+            range(len(rows)),
+            [row[key] for row in rows],
+            _reach(rows),
+            fmt="none",
+            ecolor="#374151",
+            capsize=3,
+            linewidth=1,
+        )
     axes.bar_label(bars, [write(row[key]) for row in rows], padding=3, color="#374151", bbox=behind)
     _name_places(axes, rows)
     axes.margins(y=0.15)
@@ -139,19 +152,41 @@ def _bars(axes: Axes, rows: Sequence[Row], key: str, write: Callable[[float], st
 
 def _name_places(axes: Axes, rows: Sequence[Row]) -> None:
     """Write the rows' names under their bars, and keep one or two bars from filling the whole width."""
-    axes.set_xticks(range(len(rows)), [_label(row, rows) for row in rows])
+    many = len(rows) > 6 or any(len(_label(row, rows)) > 16 for row in rows)
+    turned: dict[str, Any] = {"rotation": 30, "ha": "right", "fontsize": 8} if many else {}
+    axes.set_xticks(range(len(rows)), [_label(row, rows) for row in rows], **turned)
     middle, reach = (len(rows) - 1) / 2, max(len(rows) / 2, 1.7)
     axes.set_xlim(middle - reach, middle + reach)
 
 
 def _lines(axes: Axes, rows: Sequence[Row], key: str) -> None:
-    for strategy in dict.fromkeys(row["strategy"] for row in rows):
-        mine = sorted((row for row in rows if row["strategy"] == strategy), key=lambda row: row["cards"])
-        axes.plot(
-            [row["cards"] for row in mine], [row[key] for row in mine], "o-", color=_colour(mine[0]), label=strategy
-        )
+    strategies: dict[str, int] = {}
+    for name in dict.fromkeys(_series(row) for row in rows):
+        mine = sorted((row for row in rows if _series(row) == name), key=lambda row: row["cards"])
+        place = strategies[mine[0]["strategy"]] = strategies.get(mine[0]["strategy"], -1) + 1
+        line, marker = _LINES[place % len(_LINES)], _MARKERS[place % len(_MARKERS)]
+        counts, values = [row["cards"] for row in mine], [row[key] for row in mine]
+        axes.plot(counts, values, line, marker=marker, color=_colour(mine[0]), label=name)
+        if key == "samples_per_s":
+            axes.errorbar(counts, values, _reach(mine), fmt="none", ecolor=_colour(mine[0]), capsize=2, linewidth=1)
     axes.set_xticks(sorted({row["cards"] for row in rows}))
     axes.set_xlabel("cards")
+
+
+def _series(row: Row) -> str:
+    """The strategy, and the settings that the row was given."""
+    words = ", ".join(f"{name}={figures.setting(value)}" for name, value in (row.get("settings") or {}).items())
+    return f"{row['strategy']} {words}".rstrip()
+
+
+def _reach(rows: Sequence[Row]) -> list[list[float]]:
+    """How far the spread of each row reaches below and above its figure."""
+    spreads = [row.get("spread") or [row["samples_per_s"]] * 2 for row in rows]
+    middles = [row["samples_per_s"] for row in rows]
+    return [
+        [max(middle - low, 0.0) for (low, _), middle in zip(spreads, middles, strict=True)],
+        [max(high - middle, 0.0) for (_, high), middle in zip(spreads, middles, strict=True)],
+    ]
 
 
 def _counts(rows: Sequence[Row]) -> int:
@@ -165,9 +200,10 @@ def _colour(row: Row) -> str:
 
 def _label(row: Row, rows: Sequence[Row]) -> str:
     """The strategy, with its card count where that is needed to tell rows apart."""
-    if row["strategy"] == "single" or _counts(rows) <= 1:
-        return str(row["strategy"])
-    return f"{row['strategy']}, {row['cards']}"
+    name = _series(row)
+    if row["strategy"] != "single" and _counts(rows) > 1:
+        name = f"{row['strategy']}, {row['cards']}{name.removeprefix(row['strategy'])}"
+    return name.replace(" ", "\n", 1) if row.get("settings") else name
 
 
 def _stroke(number: int, rows: Sequence[Row]) -> dict[str, Any]:
@@ -185,16 +221,12 @@ def _stroke(number: int, rows: Sequence[Row]) -> dict[str, Any]:
     return {"linewidth": 1.8, "linestyle": (-dash * (number - 1), gaps)}
 
 
-def svg(draw: Callable[[Axes], None], *, width: float, height: float) -> str:
-    """What `draw` draws, in the style of all plots, as SVG text.
+def svg(draw: Callable[[Axes], None], *, width: float = 4.7, height: float = 3.2) -> str:
+    """What `draw` draws, as SVG text; sizes are in inches.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    return _svg(draw, width=width, height=height)
-
-
-def _svg(draw: Callable[[Axes], None], *, width: float = 4.7, height: float = 3.2) -> str:
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure

@@ -1,13 +1,11 @@
 """Results of a benchmark as tables for the terminal. Decides nothing: every figure comes from the rows.
 
-Test accuracy and differences of losses have a column where some row has them; everything else always has. On a
-narrow terminal the table is cut in two, speed and the rest. A row with an error shows it under the table.
+On a narrow terminal the table is cut in two, speed and the rest. A row with an error shows it under the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -17,95 +15,109 @@ from rich.table import Table
 from rich.text import Text
 
 from manycard.report import figures
+from manycard.report.columns import Column, cells, label_columns, remarks, rest_columns, speed_columns
 from manycard.report.timeline import print_timeline
 
-__all__ = ["print_benchmark"]
+__all__ = ["COMPARISON_HEADINGS", "comparison_cells", "print_benchmark", "print_comparison", "section_title", "widen"]
 
 Row = Mapping[str, Any]
-_WIDTH_OF_A_FILE = 120
+_WIDTH_OF_A_FILE = 140
 """Columns for tables that go to a file or a pipe, where no terminal says how wide it is."""
+_VERDICT_STYLES = {
+    "slower": "red",
+    "fails": "red",
+    "faster": "green",
+    "works": "green",
+    "new": "cyan",
+    "gone": "yellow",
+}
 
 
-@dataclass(frozen=True)
-class _Column:
-    heading: str
-    key: str
-    write: Callable[[Any], str]
-    only_where_known: bool = False
-    """Whether the column is left out when no row has a figure for it."""
-
-
-_SPEED = (
-    _Column("speed-up", "speedup", figures.times),
-    _Column("effi-\nciency", "efficiency", figures.percent),
-)
-_REST = (
-    _Column("peak memory\na card, MiB", "peak_memory_mib", figures.memory),
-    _Column("balance", "balance", figures.ratio),
-    _Column("shares", "shares", figures.shares, only_where_known=True),
-    _Column("final\nloss", "final_loss", figures.loss),
-    _Column("test\naccuracy", "accuracy", lambda value: figures.percent(value, 1), only_where_known=True),
-    _Column("losses differ\nfrom single by", "largest_loss_difference", figures.difference, only_where_known=True),
-)
+def widen(console: Console) -> None:
+    """Give tables that go to a file or a pipe enough room."""
+    if not console.is_terminal:
+        console.width = max(console.width, _WIDTH_OF_A_FILE)
 
 
 def print_benchmark(document: Mapping[str, Any], console: Console) -> None:
     """Print the tables of each workload, then what has to be known to read them."""
-    if not console.is_terminal:
-        console.width = max(console.width, _WIDTH_OF_A_FILE)
+    widen(console)
     for workload, rows in figures.workloads_of(document["rows"]).items():
-        console.print(Text(_title(workload, rows), style="bold"))
+        console.print(Text(section_title(workload, rows), style="bold"))
         for table in _tables(rows, console):
             console.print(table)
         for row in rows:
             if row.get("timeline") is not None:
                 print_timeline(row["timeline"], console)
-        for row in rows:
-            if row["error"] is not None:
-                console.print(Text(f"  {row['strategy']} on {row['cards']}: {row['error']}", style="red"))
+        for words, is_error in remarks(rows):
+            console.print(Text(f"  {words}", style="red" if is_error else "yellow"))
         console.print()
     for note in document["notes"]:
         console.print(Text(note, style="yellow"))
     if document["interrupted"]:
         console.print(Text("Interrupted: these are the rows that were done.", style="bold yellow"))
+    if document.get("comparison"):
+        print_comparison(document["comparison"], console)
+
+
+def print_comparison(comparison: Mapping[str, Any], console: Console) -> None:
+    """Print what has changed since another run."""
+    widen(console)
+    console.print()
+    console.print(Text(f"Against {comparison['against']}", style="bold"))
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, collapse_padding=True)
+    table.add_column("row")
+    for heading in COMPARISON_HEADINGS[1:]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in comparison["rows"]:
+        table.add_row(*comparison_cells(row), style=_VERDICT_STYLES.get(row["verdict"]))
+    console.print(table)
+    for note in comparison["notes"]:
+        console.print(Text(note, style="yellow"))
+
+
+COMPARISON_HEADINGS = ("row", "before", "now", "change", "noise", "memory", "")
+
+
+def comparison_cells(row: Row) -> list[str]:
+    """One compared row as text, under `COMPARISON_HEADINGS`."""
+    return [
+        row["row"],
+        figures.speed(row["before"]),
+        figures.speed(row["now"]),
+        figures.change(row["change"]),
+        figures.NOTHING if row["noise"] is None else f"± {100 * row['noise']:.1f} %",
+        figures.change(row["memory_change"]),
+        row["verdict"],
+    ]
 
 
 def _tables(rows: Sequence[Row], console: Console) -> list[Table]:
     """One table, or two with the same rows where one would be too wide for `console`."""
-    several_batches = len({row["batch"] for row in rows}) > 1
-    batch = (_Column("global\nbatch", "batch", "{:,}".format),) if several_batches else ()
-    speed = (
-        *batch,
-        _Column(f"{rows[0]['unit']}/s", "samples_per_s", figures.speed),
-        _Column("ms a\nstep", "step_ms", figures.speed),
-        *_SPEED,
-    )
-    whole = _table(rows, (*speed, *_REST))
+    labels, speed, rest = label_columns(rows), speed_columns(rows), rest_columns(rows)
+    whole = _table(rows, [*labels, *speed, *rest])
     if Measurement.get(console, console.options.update(width=1000), whole).maximum <= console.width:
         return [whole]
-    return [_table(rows, speed), _table(rows, _REST)]
+    return [_table(rows, [*labels, *speed]), _table(rows, [*labels, *rest])]
 
 
-def _table(rows: Sequence[Row], columns: Sequence[_Column]) -> Table:
+def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, collapse_padding=True)
-    table.add_column("strategy", no_wrap=True)
-    table.add_column("cards", justify="right", no_wrap=True)
-    shown = [
-        column
-        for column in columns
-        if not column.only_where_known or any(row.get(column.key) is not None for row in rows)
-    ]
-    for column in shown:
-        table.add_column(column.heading, justify="right", no_wrap=True)
+    for column in columns:
+        table.add_column(column.heading, justify="left" if column.heading == "strategy" else "right", no_wrap=True)
     for row in rows:
-        cells = [column.write(row.get(column.key)) for column in shown]
-        style = "red" if row["error"] is not None else None
-        table.add_row(str(row["strategy"]), str(row["cards"]), *cells, style=style)
+        table.add_row(*cells(row, columns), style="red" if row["error"] is not None else None)
     return table
 
 
-def _title(workload: str, rows: Sequence[Row]) -> str:
+def section_title(workload: str, rows: Sequence[Row]) -> str:
+    """What all rows of a workload have in common, in one line."""
     row = rows[0]
-    sizes = f"global batch {row['batch']:,}" if row["scaling"] == "strong" else f"{row['per_card_batch']:,} a card"
+    batches = {each["batch"] for each in rows if each["batch"] is not None}
+    if row["scaling"] == "strong":
+        sizes = f"global batch {max(batches):,}" if len(batches) == 1 else "its own batch"
+    else:
+        sizes = f"{row['per_card_batch']:,} a card"
     cards = "simulated cards" if row["simulated"] else "GPUs"
-    return f"{workload}: {sizes} ({row['scaling']} scaling), precision {row['precision']}, {cards}"
+    precisions = sorted({each["precision"] for each in rows})
+    return f"{workload}: {sizes} ({row['scaling']} scaling), precision {', '.join(precisions)}, {cards}"

@@ -96,30 +96,34 @@ def test_every_strategy_computes_what_plain_pytorch_does(monkeypatch: pytest.Mon
         ("dp", 2, None),
         ("ddp", 2, None),
     ]
-    expected = plain_losses(batch=10, steps=MLP.warmup + 5)
+    expected = plain_losses(batch=10, steps=max(len(row["losses"]) for row in rows))
     for row in rows:
-        assert row["losses"] == pytest.approx(expected, rel=1e-5), row["strategy"]
-        assert row["largest_loss_difference"] < 1e-5
+        assert len(row["losses"]) == row["warm_up_steps"] + row["steps"] >= 6
+        assert row["losses"] == pytest.approx(expected[: len(row["losses"])], rel=1e-4), row["strategy"]
+        assert row["largest_loss_difference"] < 1e-4
         assert row["final_loss"] == row["losses"][-1]
         assert row["samples_per_s"] > 0
         assert row["peak_memory_mib"] == [None] * row["cards"]
         assert row["balance"] is None
+        assert row["spread"][0] <= row["samples_per_s"] <= row["spread"][1]
+        assert row["first_step_s"] > 0.5, "importing PyTorch alone takes longer"
+        assert row["joules_per_sample"] is None
     assert rows[0]["speedup"] == 1.0
     assert rows[1]["efficiency"] == pytest.approx(rows[1]["samples_per_s"] / rows[0]["samples_per_s"] / 2)
-    assert (10, 10) in listener.progress
+    assert listener.progress[-1][0] == len(rows[-1]["losses"])
 
 
-def made_up(spec: RowSpec, on_progress: Callable[[int, int], None]) -> Measurement:
+def made_up(spec: RowSpec, on_progress: Callable[[int, int], None], time_limit: float) -> Measurement:
     """A row's result without running it: `dp` fails on 4 cards."""
     on_progress(1, 1)
     if (spec.strategy, len(spec.card_names)) == ("dp", 4):
         return spec.measurement(error="out of memory: no")
-    losses = (1.0 / spec.batch,)
+    losses = (1.0 / (spec.batch or 1),)
     return spec.measurement(samples_per_s=1000.0, step_ms=1.0, losses=losses, final_loss=losses[0], repeats=1)
 
 
 def test_rounds_are_interleaved_and_a_failed_row_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manycard.benchmark.matrix.run_row", made_up)
+    monkeypatch.setattr("manycard.benchmark.rounds.run_row", made_up)
     listener = Listener()
     settings = simulated(4, counts=(2, 4), strategies=("single", "dp"), repeats=2)
     document = run_matrix(settings, listener)
@@ -139,7 +143,7 @@ def test_rounds_are_interleaved_and_a_failed_row_is_not_repeated(monkeypatch: py
 
 
 def test_weak_scaling_compares_no_losses_of_different_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manycard.benchmark.matrix.run_row", made_up)
+    monkeypatch.setattr("manycard.benchmark.rounds.run_row", made_up)
     settings = simulated(per_card_batch=4, strategies=("single", "dp"), counts=(1, 2))
     rows = run_matrix(settings, Listener())["rows"]
     assert [(row["cards"], row["batch"], row["largest_loss_difference"]) for row in rows] == [
@@ -151,7 +155,7 @@ def test_weak_scaling_compares_no_losses_of_different_batches(monkeypatch: pytes
 
 
 def test_an_interrupt_keeps_the_rows_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manycard.benchmark.matrix.run_row", made_up)
+    monkeypatch.setattr("manycard.benchmark.rounds.run_row", made_up)
     document = run_matrix(simulated(strategies=("single", "dp")), Listener(interrupt_at=2))
     assert [row["strategy"] for row in document["rows"]] == ["single"]
     assert document["interrupted"]

@@ -61,14 +61,15 @@ def test_a_missing_package_is_said_before_any_row_runs(monkeypatch: pytest.Monke
 def test_batches_follow_the_kind_of_scaling() -> None:
     mlp = WORKLOADS["mlp"]
     strong, weak, default = settings(batch=12), settings(per_card_batch=5), settings(small=True)
-    assert (strong.scaling, strong.batch_of(mlp, 1), strong.batch_of(mlp, 3)) == ("strong", 12, 12)
-    assert (weak.scaling, weak.batch_of(mlp, 1), weak.batch_of(mlp, 3)) == ("weak", 5, 15)
-    assert (default.scaling, default.batch_of(mlp, 2)) == ("weak", 2 * mlp.small_per_card_batch)
+    assert (strong.scaling_of(mlp), strong.batch_of(mlp, 1), strong.batch_of(mlp, 3)) == ("strong", 12, 12)
+    assert (weak.scaling_of(mlp), weak.batch_of(mlp, 1), weak.batch_of(mlp, 3)) == ("weak", 5, 15)
+    assert (default.scaling_of(mlp), default.batch_of(mlp, 2)) == ("weak", 2 * mlp.small_per_card_batch)
 
 
 def test_steps_and_epochs_each_reach_the_workloads_they_are_for() -> None:
     both = settings(workloads=("mlp", "digits"), steps=7, epochs=2)
-    assert [both.length_of(WORKLOADS[name]) for name in ("mlp", "digits")] == [7, 2]
+    assert [both.length_of(WORKLOADS[name]) for name in ("mlp", "digits")] == ["7 steady steps", "2 epochs"]
+    assert [both.epochs_of(WORKLOADS[name]) for name in ("mlp", "digits")] == [None, 2]
 
 
 def test_repeated_names_and_counts_count_once() -> None:

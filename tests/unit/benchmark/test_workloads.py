@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 from types import SimpleNamespace
 
 import pytest
@@ -45,9 +46,9 @@ def test_initial_weights_follow_the_seed(kind: type[Workload]) -> None:
 @pytest.mark.parametrize("kind", SYNTHETIC, ids=lambda kind: kind.name)
 def test_the_shards_of_all_ranks_are_the_global_batch(kind: type[SyntheticWorkload]) -> None:
     workload = kind(small=True)
-    whole = list(workload.batches(process(), FEEDING))  # type: ignore[arg-type]
-    shards = [list(workload.batches(process(rank, 3), FEEDING)) for rank in range(3)]  # type: ignore[arg-type]
-    assert len(whole) == workload.total_steps(FEEDING) == workload.warmup_steps(FEEDING) + 3
+    whole = list(islice(workload.batches(process(), FEEDING), 5))  # type: ignore[arg-type]
+    shards = [list(islice(workload.batches(process(rank, 3), FEEDING), 5)) for rank in range(3)]  # type: ignore[arg-type]
+    assert workload.total_steps(FEEDING) is None, "it goes on for as long as it is asked to"
     for step, (batch, samples) in enumerate(whole):
         assert samples == 5
         for part in range(2):
@@ -62,7 +63,7 @@ def test_training_brings_the_loss_down(kind: type[SyntheticWorkload]) -> None:
     model = workload.make_model()
     optimizer = workload.make_optimizer(model)
     losses = []
-    for batch, _ in workload.batches(process(), Feeding(batch=8, length=25, seed=0)):  # type: ignore[arg-type]
+    for batch, _ in islice(workload.batches(process(), Feeding(batch=8, length=1, seed=0)), 30):  # type: ignore[arg-type]
         loss = workload.loss(model, batch)
         optimizer.zero_grad()
         loss.backward()
@@ -125,6 +126,4 @@ def test_digits_are_split_without_overlap() -> None:
 def test_digits_count_every_step_of_every_epoch() -> None:
     digits = Digits()
     feeding = Feeding(batch=128, length=3, seed=0)
-    assert (digits.total_steps(feeding), digits.warmup_steps(feeding)) == (36, 12)
-    assert digits.warmup_steps(Feeding(batch=128, length=1, seed=0)) == 6
-    assert digits.warmup_steps(Feeding(batch=2000, length=1, seed=0)) == 0
+    assert digits.total_steps(feeding) == 36

@@ -70,7 +70,7 @@ def test_the_page_fetches_nothing() -> None:
 def test_the_table_has_every_row_and_every_error() -> None:
     rows = [cells for cells in Page(benchmark_page(EIGHT_CARDS)).rows if cells]
     assert len(rows) == len(EIGHT_CARDS["rows"])
-    assert rows[5][:7] == ["dp", "8", "2,048", "36,000", "56.9", "7.66x", "96 %"]
+    assert rows[5][:8] == ["dp", "8", "2,048", "36,000", "–", "56.9", "7.66x", "96 %"]
     assert rows[7][-1].startswith("out of memory: ")
 
 

@@ -94,13 +94,8 @@ class Digits(Workload):
         images, labels = batch
         return F.cross_entropy(model(images), labels)
 
-    def total_steps(self, feeding: Feeding) -> int:
+    def total_steps(self, feeding: Feeding) -> int | None:
         return feeding.length * math.ceil(len(self.train_set) / feeding.batch)
-
-    def warmup_steps(self, feeding: Feeding) -> int:
-        # The first epoch, so that every shape of batch has been seen; half of it where there is only one.
-        total = self.total_steps(feeding)
-        return total // feeding.length if feeding.length > 1 else total // 2
 
     def batches(self, parallel: Parallel, feeding: Feeding) -> Iterator[tuple[Any, int]]:
         samples = len(self.train_set)

@@ -19,7 +19,6 @@ class MLP(SyntheticWorkload):
     name = "mlp"
     unit = "samples"
     per_card_batch = 256
-    default_length = 50
     layers = 12
     classes = 10
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -30,23 +31,15 @@ class SyntheticWorkload(Workload):
 
     different_batches: ClassVar[int] = 2
     """Few, because they stay on the card: 512 images of 224 x 224 are 308 MB in fp32."""
-    warmup: ClassVar[int] = 5
-    """Enough for the allocator, cuDNN's choice of algorithms and DDP's rebuilt buckets to settle."""
 
     @abstractmethod
     def draw(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Inputs and targets of one global batch, on the CPU; both have `samples` as their first size."""
 
-    def total_steps(self, feeding: Feeding) -> int:
-        return self.warmup + feeding.length
-
-    def warmup_steps(self, feeding: Feeding) -> int:
-        return self.warmup
-
     def batches(self, parallel: Parallel, feeding: Feeding) -> Iterator[tuple[Any, int]]:
         shards = [self._shard(parallel, feeding, number) for number in range(self.different_batches)]
-        for step in range(self.total_steps(feeding)):
-            yield shards[step % len(shards)], feeding.batch
+        for shard in cycle(shards):
+            yield shard, feeding.batch
 
     def _shard(self, parallel: Parallel, feeding: Feeding, number: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(feeding.seed * self.different_batches + number)

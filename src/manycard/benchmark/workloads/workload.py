@@ -31,7 +31,7 @@ class Feeding:
     batch: int
     """Samples in a global batch."""
     length: int
-    """How long the row runs, in the workload's `length_unit`: steps after the warm-up, or epochs."""
+    """Epochs, for workloads that are measured in epochs; others go on for as long as they are asked to."""
     seed: int
     """Decides the order of real samples, and the values of synthetic ones."""
 
@@ -53,6 +53,7 @@ class Workload(ABC):
     """The default of the small variant."""
     length_unit: ClassVar[str] = "steps"
     default_length: ClassVar[int] = 20
+    """Epochs where the caller doesn't say; without meaning for workloads in steps, which run until they are steady."""
     has_images: ClassVar[bool] = False
     loss_note: ClassVar[str] = ""
     """Why losses on several cards may differ from one card's by more than rounding; empty where they may not."""
@@ -82,13 +83,9 @@ class Workload(ABC):
     def loss(self, model: Any, batch: Any) -> Tensor:
         """The mean loss over the samples of `batch`; 0-dim."""
 
-    @abstractmethod
-    def total_steps(self, feeding: Feeding) -> int:
-        """Steps that the row runs, the warm-up included."""
-
-    @abstractmethod
-    def warmup_steps(self, feeding: Feeding) -> int:
-        """How many of them come before the clock starts."""
+    def total_steps(self, feeding: Feeding) -> int | None:
+        """Steps that there are; None where there are as many as are asked for."""
+        return None
 
     @abstractmethod
     def batches(self, parallel: Parallel, feeding: Feeding) -> Iterator[tuple[Any, int]]:
