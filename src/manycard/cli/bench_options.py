@@ -42,8 +42,8 @@ StrategiesOption = Annotated[
         "--strategies",
         "--strategy",
         metavar="NAMES",
-        help="A comma list of single, torch_dp, dp, manual, ddp and pipeline (a stage of the model on each card). single "
-        "always runs on one card: speed-up is measured against it.",
+        help="A comma list of single, torch_dp, dp, manual, ddp and pipeline (a stage of the model on each card). "
+        "single always runs on one card: speed-up is measured against it.",
     ),
 ]
 SetOption = Annotated[

@@ -282,7 +282,9 @@ class Parallel:
         for each in optimizers:
             check_parameters(each, self.strategy.unwrap(model))
         check_scheduler(scheduler)
-        settings = TrainStepSettings(self.accumulate, clip_norm, check_loss, self._per_card_batch, check_graphs(graphs))
+        settings = TrainStepSettings(
+            self.accumulate, clip_norm, check_loss, per_card_batch=self._per_card_batch, graphs=check_graphs(graphs)
+        )
         kind = PlannedStep if self._planned else TrainStep
         step = kind(self.strategy, loss_fn, model, optimizers, scheduler, settings)
         self._steps.add(step)

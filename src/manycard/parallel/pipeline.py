@@ -172,7 +172,7 @@ class Pipeline:
         for each in optimizers:
             check_parameters(each, self.module)
             self._strategy.setup_optimizer(self.module, each)
-        settings = TrainStepSettings(accumulate, clip_norm, check_loss, "off")
+        settings = TrainStepSettings(accumulate, clip_norm, check_loss, graphs="off")
         step = TrainStep(self._strategy, loss_fn, self.module, optimizers, scheduler, settings)
         self._steps.add(step)
         return step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -197,7 +198,7 @@ def test_channels_last_replicas_can_be_compared() -> None:
 def test_a_manual_row_trains_the_same_and_has_each_cards_share() -> None:
     (spec,) = matrix_rows(simulated(strategies=("manual",), batch=9))
     parallel = Parallel(strategy="manual", cards=spec.cards, seed=spec.seed)
-    row = measure(spec, parallel)
+    row = measure(spec, parallel, time.time())
     parallel.close()
     assert row.shares is not None
     assert len(row.shares) == 2
