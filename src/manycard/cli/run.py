@@ -37,7 +37,7 @@ import typer
 
 import manycard
 from manycard.cards import Card, choose_cards
-from manycard.cards.nccl_settings import apply_saved, check_nccl
+from manycard.cards.nccl_settings import apply_saved
 from manycard.cli.options import (
     ArgumentsArgument,
     CardsOption,
@@ -48,13 +48,12 @@ from manycard.cli.options import (
     PrecisionOption,
     ScriptArgument,
     SyncBatchnormOption,
-    check_hang_timeout,
     print_json,
     say,
 )
-from manycard.errors import HangError, NeedsRanks, RankFailed, SettingError, StrategyError
+from manycard.cli.run_request import RunRequest
+from manycard.errors import HangError, NeedsRanks, RankFailed, SettingError
 from manycard.launch import Script, cards_setting, exit_status, launch_script, own_traceback
-from manycard.precision import make_precision
 from manycard.script import FedLoaders, Interception, ModuleReport, ScriptSpreading, SpreadSettings
 from manycard.script.noticing import noticing
 from manycard.script.planned_run import plan_run
@@ -65,74 +64,6 @@ from manycard.script.written_for_ranks import written_for_ranks
 from manycard.strategies import STRATEGIES
 
 __all__ = ["StrategyOption", "run", "run_quietly"]
-
-
-@dataclass(frozen=True)
-class _Request:
-    """What the command line asks for, checked."""
-
-    script: Script
-    strategy: str | None
-    cards: str | None
-    precision: str | None
-    as_json: bool
-    sync_batchnorm: bool = False
-    compile: bool = False
-    channels_last: bool = False
-    loader: str | None = None
-    graphs: bool = False
-    nccl: str | None = None
-    hang_timeout: str | None = None
-
-    def __post_init__(self) -> None:
-        self.script.check()
-        if self.strategy is not None and self.strategy not in (*STRATEGIES, "auto"):
-            known = ", ".join((*STRATEGIES, "auto"))
-            raise StrategyError("--strategy", self.strategy, "there is no such strategy", fix=f"choose one of {known}")
-        if self.precision is not None:
-            make_precision(self.precision)
-        check_nccl(self.nccl or "saved", "--nccl")
-        if self.hang_timeout is not None:
-            check_hang_timeout(self.hang_timeout)
-        if self.loader not in (None, "auto"):
-            raise SettingError(
-                "--loader", self.loader, "there is no such way", fix="write --loader auto, or leave it out"
-            )
-        if self.loader is not None and self.has_ranks:
-            raise SettingError("--loader", self.loader, "ranks read with the script's own loaders", fix="leave it out")
-        if self.graphs and self.has_ranks:
-            raise SettingError(
-                "--graphs", "on", "ranks run without CUDA graphs", fix="take --strategy dp, or leave it out"
-            )
-
-    @property
-    def has_ranks(self) -> bool:
-        """Whether ranks are to be started at once."""
-        return self.strategy in STRATEGIES and STRATEGIES[self.strategy].ranks
-
-    def words(self, strategy: str, cards: str) -> list[str]:
-        """The command line that asks for the same with `strategy` and `cards`."""
-        precision = ["--precision", self.precision] if self.precision else []
-        switches = {
-            "--json": self.as_json,
-            "--sync-batchnorm": self.sync_batchnorm,
-            "--compile": self.compile,
-            "--channels-last": self.channels_last,
-        }
-        given = [name for name, on in switches.items() if on]
-        nccl = ["--nccl", self.nccl] if self.nccl else []
-        given += ["--hang-timeout", self.hang_timeout] if self.hang_timeout else []
-        return ["run", "--strategy", strategy, "--cards", cards, *precision, *nccl, *given, *self.script.argv]
-
-    def environment(self) -> dict[str, str]:
-        """What `Parallel` reads, besides the cards."""
-        pairs = {
-            "MANYCARD_STRATEGY": self.strategy,
-            "MANYCARD_PRECISION": self.precision,
-            "MANYCARD_NCCL": self.nccl,
-            "MANYCARD_HANG_TIMEOUT": self.hang_timeout,
-        }
-        return {name: value for name, value in pairs.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -210,7 +141,7 @@ def run(
       manycard run --strategy ddp --cards 0,2 train.py
       manycard run --cards cpu:2 --precision fp32 -m project.train --lr 0.1
     """
-    request = _Request(
+    request = RunRequest(
         Script(script, tuple(arguments or ()), module),
         strategy,
         cards,
@@ -246,7 +177,7 @@ def run_quietly(
         RankFailed, HangError: of a run in ranks.
     """
     words = Script(script, tuple(arguments or ()), module)
-    request = _Request(words, strategy, cards, precision, as_json=True, hang_timeout=hang_timeout)
+    request = RunRequest(words, strategy, cards, precision, as_json=True, hang_timeout=hang_timeout)
     chosen = _choose(request.cards or "all", request) if request.cards or request.has_ranks else ()
     with _output_to_stderr():
         if request.has_ranks:
@@ -264,7 +195,7 @@ def run_quietly(
     return outcome.status
 
 
-def _carry_out(request: _Request) -> int:
+def _carry_out(request: RunRequest) -> int:
     start = time.monotonic()
     if request.strategy == "auto":
         request = _planned(request)
@@ -282,7 +213,7 @@ def _carry_out(request: _Request) -> int:
     return outcome.status
 
 
-def _planned(request: _Request) -> _Request:
+def _planned(request: RunRequest) -> RunRequest:
     """The request with what a plan of its script says in place of ``auto``."""
     os.environ.pop("MANYCARD_STRATEGY", None)
     found = plan_run(ScriptPlanRequest(request.script, request.cards or "all", request.precision), say)
@@ -295,7 +226,7 @@ def _planned(request: _Request) -> _Request:
     return replace(planned, strategy=found.strategy, cards=found.cards or request.cards)
 
 
-def _choose(spec: str, request: _Request) -> tuple[Card, ...]:
+def _choose(spec: str, request: RunRequest) -> tuple[Card, ...]:
     choice = choose_cards(spec)
     say(choice.describe())
     if request.nccl != "default":
@@ -303,7 +234,7 @@ def _choose(spec: str, request: _Request) -> tuple[Card, ...]:
     return choice.cards
 
 
-def _in_ranks(request: _Request, cards: Sequence[Card]) -> _Outcome:
+def _in_ranks(request: RunRequest, cards: Sequence[Card]) -> _Outcome:
     if written_for_ranks(request.script):
         return _started(request.script.argv, cards, request.environment())
     refuse_unscaled(request.precision, "--precision")
@@ -339,7 +270,7 @@ def _started(
     return _Outcome(0)
 
 
-def _in_place(request: _Request, cards: Sequence[Card]) -> _Outcome:
+def _in_place(request: RunRequest, cards: Sequence[Card]) -> _Outcome:
     os.environ.update(request.environment())
     if cards:
         os.environ["MANYCARD_CARDS"] = cards_setting(cards)
@@ -370,7 +301,7 @@ def _in_place(request: _Request, cards: Sequence[Card]) -> _Outcome:
     return _Outcome(0, spread=() if made else tuple(spreading.reports))
 
 
-def _spread_settings(request: _Request, cards: Sequence[Card]) -> SpreadSettings:
+def _spread_settings(request: RunRequest, cards: Sequence[Card]) -> SpreadSettings:
     return SpreadSettings(
         choose=lambda: cards or _choose("all", request),
         sync_batchnorm=request.sync_batchnorm,
@@ -403,7 +334,7 @@ def _output_to_stderr() -> Iterator[None]:
         os.close(stdout)
 
 
-def _start_afresh(request: _Request, strategy: str, cards: str, environment: dict[str, str]) -> NoReturn:
+def _start_afresh(request: RunRequest, strategy: str, cards: str, environment: dict[str, str]) -> NoReturn:
     """Replace this process by one that starts ranks: the script may hold memory of a card, threads, files."""
     say(f"{request.script.name} asks for one process per card (strategy {strategy}): starting ranks")
     for child in multiprocessing.active_children():
@@ -420,7 +351,7 @@ def _start_afresh(request: _Request, strategy: str, cards: str, environment: dic
     os.execve(sys.executable, words, environment)
 
 
-def _document(request: _Request, cards: Sequence[Card], outcome: _Outcome, seconds: float) -> dict[str, Any]:
+def _document(request: RunRequest, cards: Sequence[Card], outcome: _Outcome, seconds: float) -> dict[str, Any]:
     failed = outcome.failed
     return {
         "script": request.script.name,

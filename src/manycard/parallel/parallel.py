@@ -20,16 +20,15 @@ from torch.utils.data import DataLoader
 
 from manycard.cards import Card
 from manycard.data import Feed, GlobalLoader
-from manycard.diagnosis.lockstep import LockstepReport, check_lockstep
-from manycard.diagnosis.profile import ProfileSettings
 from manycard.engine.cutting import Split
 from manycard.engine.split_calls import Merge
 from manycard.errors import CheckpointError
 from manycard.hangs import PULSE
 from manycard.parallel.auto import PlannedStep, first_strategy
 from manycard.parallel.evaluation import evaluate
-from manycard.parallel.memory import MemoryReport, MemoryWatch, report_memory
-from manycard.parallel.profiling import Profiling, begin_from_environment
+from manycard.parallel.looking_on import LookingOn
+from manycard.parallel.memory import MemoryWatch
+from manycard.parallel.profiling import begin_from_environment
 from manycard.parallel.progress import walked_with_bar
 from manycard.parallel.run_state import load_run, save_run
 from manycard.parallel.settings import (
@@ -56,7 +55,7 @@ from manycard.strategies.train_step import TrainStep, TrainStepSettings
 __all__ = ["Parallel"]
 
 
-class Parallel:
+class Parallel(LookingOn):
     """Run training on one card or many; changing `strategy` changes nothing that the training computes.
 
     Args:
@@ -323,44 +322,6 @@ class Parallel:
         """Walk `loader` with a progress bar on standard error, in one process and on a terminal only."""
         return walked_with_bar(loader, "training" if epoch is None else f"epoch {epoch}", shown=self.is_primary)
 
-    def profile(
-        self,
-        loader: Iterable[Any] | None = None,
-        *,
-        steps: int = 8,
-        skip: int = 5,
-        out: str | None = None,
-        say: bool = True,
-    ) -> Profiling:
-        """Record some steps, and say where their time goes on each card, and what would make them faster.
-
-        Args:
-            loader: what the loop walks; without one it is a context.
-            steps: how many to record.
-            skip: steps before, that compile and warm up.
-            out: the folder for the trace, which https://ui.perfetto.dev opens.
-            say: print the profile; ``result`` of what comes back has it in any case.
-        """
-        return Profiling(self.strategy, loader, ProfileSettings(steps, skip, out), say)
-
-    def memory(self, *, snapshot: str | Path | None = None) -> MemoryReport:
-        """What each card's memory is for, and where it is uneven or fragmented; every rank calls it.
-
-        Args:
-            snapshot: a file for torch's memory viewer (https://docs.pytorch.org/memory_viz); real cards only.
-        """
-        return report_memory(self.strategy, snapshot)
-
-    def watch_memory(self, *, every: int = 8, snapshot: str | Path | None = None) -> MemoryWatch:
-        """Warn of memory that grows from step to step, and name the variable, attribute or list that keeps it.
-
-        Args:
-            every: steps between two looks, of some tens of milliseconds each; four looks tell.
-            snapshot: a file for torch's memory viewer, written then.
-        """
-        self._memory_watches.append(MemoryWatch(self.strategy, every, snapshot))
-        return self._memory_watches[-1]
-
     # ---- evaluation ----------------------------------------------------------------------------------------
 
     def evaluate(self, metric_fn: MetricFn, model: nn.Module, loader: Any) -> dict[str, float]:
@@ -424,16 +385,7 @@ class Parallel:
         with PULSE.busy("checkpoint"):
             return load_run(self.strategy, path, model, _listed(optimizer), loader)
 
-    # ---- checks and the end --------------------------------------------------------------------------------
-
-    def check_lockstep(self, model: nn.Module) -> LockstepReport:
-        """Compare all replicas of `model` bit by bit, over cards and ranks; every rank calls it.
-
-        Raises:
-            LockstepError: two differ; says what, where, why and what to do.
-        """
-        pending = max((step.pending for step in self._steps), default=0)
-        return check_lockstep(model, gradients=not pending)
+    # ---- the end -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Let go of threads and process groups; done at exit too."""
