@@ -202,13 +202,13 @@ class Probe:
     # ---- measuring -----------------------------------------------------------------------------------------
 
     def _measure(self, module: nn.Module, args: Any, kwargs: Any, times: int) -> Measured:
-        own = {tensor.untyped_storage().data_ptr() for tensor in [*module.parameters(), *module.buffers()]}
         gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
         for parameter, _ in gradients:
             parameter.grad = None
         buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
         best, kept = float("inf"), 0
         with self._at_card(module):
+            own = {tensor.untyped_storage().data_ptr() for tensor in [*module.parameters(), *module.buffers()]}
             for _ in range(times):
                 given, named = map_known(_as_input, (args, kwargs))
                 storages: dict[int, int] = {}
