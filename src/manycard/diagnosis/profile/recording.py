@@ -168,7 +168,7 @@ class Recording:
 
 def _wait_for_cards() -> None:
     """Wait for the cards that this process has used; waiting for another would take memory there."""
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         with span("drain"):
             for device in range(torch.cuda.device_count()):
                 if torch.cuda.memory_reserved(device):
