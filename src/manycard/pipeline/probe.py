@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from manycard.cards.card import Card
+from manycard.engine.recorder import without_autocast_cache
 from manycard.pipeline.passage import map_known, refuse_differentiating, tensors_in_known
 from manycard.pipeline.stages import move_to
 
@@ -265,6 +266,7 @@ class Probe:
                 buffer.copy_(value)
 
     def _stream(self, stack: ExitStack) -> None:
+        stack.enter_context(without_autocast_cache())  # which would keep a cast of each weight on the card
         moved: list[list[tuple[Tensor, Tensor]]] = []
 
         def bring(module: nn.Module, args: Any) -> None:

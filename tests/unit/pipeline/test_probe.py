@@ -31,3 +31,17 @@ def test_weights_are_no_activations_wherever_they_were(streamed: bool, monkeypat
     assert root is not None
     kept = made.costs(root.calls, 1)
     assert [kept[place].activation_bytes for place in range(2)] == [ROWS * WIDTH * 4] * 2
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_casts_of_weights_that_come_and_go_are_not_kept(streamed: bool) -> None:
+    model, kept = nn.Linear(WIDTH, WIDTH), []
+
+    def run() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            kept.append(torch.is_autocast_cache_enabled())
+            return model(torch.ones(ROWS, WIDTH))
+
+    Probe(model, Card(0, torch.device("cpu")), run, streamed=streamed).calls(1)
+    assert kept == [not streamed]
+    assert torch.is_autocast_cache_enabled()
