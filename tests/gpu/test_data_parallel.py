@@ -304,6 +304,22 @@ def test_work_on_a_stream_of_the_scripts_own(cards: int) -> None:
 
 
 @pytest.mark.parametrize("cards", COUNTS)
+def test_a_stream_of_the_scripts_own_leaves_each_card_the_current_one(cards: int) -> None:
+    class Making(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) + torch.zeros(4, device="cuda")
+
+    model = mc.DataParallel(Making().cuda(), list(range(cards)))
+    with torch.cuda.stream(torch.cuda.Stream(0)):
+        model(torch.randn(8, 4, device="cuda")).sum().backward()
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("cards", COUNTS)
 def test_batches_may_be_dropped_and_rewritten_at_once(cards: int) -> None:
     """The allocator must not give a batch's memory to others while a card still reads it."""
     alone, together = twins(cards=cards)

@@ -199,6 +199,24 @@ def test_a_recording_that_fails_leaves_the_card_as_it_was() -> None:
     torch.testing.assert_close(held, torch.full((4,), 3.0, device=device))
 
 
+def test_graphs_that_draw_outlive_a_recording_that_fails() -> None:
+    """As with two models in one script, of which one can't be recorded."""
+    device = torch.device("cuda", 0)
+    recorder, other = CudaRecorder(device), CudaRecorder(device)
+    held, x = torch.zeros(1000, device=device), torch.ones(1000, device=device)
+    replay, _ = recorder.record(lambda: held.copy_(nn.functional.dropout(x)))
+    with pytest.raises(RuntimeError):
+        other.record(lambda: nn.functional.dropout(x).sum().item())
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        replay()
+        drawn.append(held.clone())
+        replay()
+        assert not torch.equal(held, drawn[-1])
+    assert torch.equal(*drawn)
+
+
 def test_memory_does_not_grow_and_replicas_stay_equal_over_a_thousand_steps() -> None:
     parallel = mc.Parallel(strategy="dp", cards=list(range(COUNTS[-1])), precision="bf16", seed=0)
     net = Net(dropout=0.1)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,37 @@ def test_a_card_that_runs_out_of_memory_gets_less(clock: Clock, most: int, capsy
     assert 1 <= len(lines) <= 5
     assert "with 24 of 48 samples; from now on each batch is cut cpu:0" in lines[0]
     training.parallel.close()
+
+
+def test_what_a_failed_attempt_held_is_freed_before_the_next() -> None:
+    """An error's traceback holds a card's activations; without them the smaller share may fit."""
+    torch.manual_seed(0)
+    module = Net()
+    parallel = mc.Parallel("manual", cards="cpu:2")
+    model, optimizer = parallel.setup(module, torch.optim.SGD(module.parameters(), lr=0.05))
+    held: list[weakref.ref[Tensor]] = []
+
+    def hungry(model: Any, batch: Any) -> Tensor:
+        place = threads.current_place()
+        if place is not None and place.position == 1:
+            assert all(activation() is None for activation in held)
+            activation = torch.ones(len(batch[0]))
+            if len(activation) > 20:
+                held.append(weakref.ref(activation))
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+        return mse(model, batch)
+
+    step = parallel.train_step(hungry, model, optimizer)
+    x = torch.randn(48, 6)
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        step((x, x[:, :3].sin()))
+    finally:
+        if collects:
+            gc.enable()
+    assert held
+    parallel.close()
 
 
 @pytest.mark.parametrize("settings", [{"weights": [1, 1]}, {"accumulate": 2}, {}])

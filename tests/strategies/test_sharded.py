@@ -210,6 +210,12 @@ def test_large_parts_are_sent_in_several_calls(monkeypatch: pytest.MonkeyPatch) 
     same_parameters(*nets)
 
 
+def test_a_parameter_without_numbers_is_sent_like_any_other() -> None:
+    from manycard.engine.sharded import _chunks
+
+    assert _chunks([4, 7], [0, 3]) == [[4, 7]]
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "torch_dp"])
 def test_strategies_that_do_not_share_out_refuse(strategy: str) -> None:
     with pytest.raises(SettingError, match="shard_optimizer"):

@@ -69,10 +69,10 @@ class ThreadContext:
     def entered(self, device: torch.device) -> ExitStack:
         """Put this state in force in the calling thread, for work on `device`; leaving the stack undoes it."""
         stack = ExitStack()
-        if device.type == "cuda":
-            stack.enter_context(torch.cuda.device(device))
         for stream in self.streams:
             stack.enter_context(torch.cuda.stream(stream))
+        if device.type == "cuda":  # after the streams, each of which makes its own device the current one
+            stack.enter_context(torch.cuda.device(device))
         stack.enter_context(torch.inference_mode() if self.inference else torch.set_grad_enabled(self.grad))
         if self.multithreaded_backward != torch._C._is_multithreading_enabled():
             stack.enter_context(torch.autograd.set_multithreading_enabled(self.multithreaded_backward))

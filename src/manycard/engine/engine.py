@@ -266,7 +266,7 @@ class Engine:
         done = Done.NOT
         if graphs is not None and not self._buckets.sparse:
             work = self._update_work(mirrors, multiplier, clip_norm, any(outdated))
-            with self.times.of_all():
+            with span("update"), self.times.of_all():
                 done = graphs.updates.run(work)
         if done is Done.NOT:
             self.threads.run([partial(self._step, card, mirrors, multiplier, clip_norm) for card in cards], self.times)

@@ -98,9 +98,9 @@ class CudaRecorder(Recorder):
                 return
             # It raises before it tells the allocator, which would go on as in a capture: memory that several streams
             # have used is not given out again meanwhile.
-            for tell in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
-                with contextlib.suppress(RuntimeError):  # the capture failed to begin
-                    tell(self._device.index, keeper[0].pool())
+            with contextlib.suppress(RuntimeError):  # the capture failed to begin, and counts for no use of the pool
+                torch._C._cuda_endAllocateToPool(self._device.index, keeper[0].pool())
+                torch._C._cuda_releasePool(self._device.index, keeper[0].pool())
 
     def _pool(self) -> Any:
         """The memory of all recordings. A pool that no graph uses any more can't be used again, so one graph stays."""

@@ -249,7 +249,7 @@ def _chunks(indices: Sequence[int], numbers: Sequence[int]) -> list[list[int]]:
     chunks: list[list[int]] = []
     room = 0
     for index, number in zip(indices, numbers, strict=True):
-        if number > room:
+        if not chunks or number > room:
             chunks.append([])
             room = _CHUNK
         chunks[-1].append(index)

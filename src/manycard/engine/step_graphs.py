@@ -151,11 +151,11 @@ class StepGraphs:
 
     def _look(self, work: Pass) -> list[ShardLoss | None]:
         """The last pass of the warm-up, watched for what can't be repeated."""
-        self._looked = True
         module = work.replicas.module
         looking = Looking(module, work.replicas.cards[0].device)
         with looking:
             results = work.eager()
+        self._looked = True
         written = f"forward writes {work.written[0]}" if work.written else ""
         reason = unrepeatable_part(module) or sparse_gradient(module) or looking.reason or written
         if reason:

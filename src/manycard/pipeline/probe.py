@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from manycard.cards.card import Card
+from manycard.engine.recorder import without_autocast_cache
 from manycard.pipeline.passage import map_known, refuse_differentiating, tensors_in_known
 from manycard.pipeline.stages import move_to
 
@@ -202,13 +203,13 @@ class Probe:
     # ---- measuring -----------------------------------------------------------------------------------------
 
     def _measure(self, module: nn.Module, args: Any, kwargs: Any, times: int) -> Measured:
-        own = {tensor.untyped_storage().data_ptr() for tensor in [*module.parameters(), *module.buffers()]}
         gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
         for parameter, _ in gradients:
             parameter.grad = None
         buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
         best, kept = float("inf"), 0
         with self._at_card(module):
+            own = {tensor.untyped_storage().data_ptr() for tensor in [*module.parameters(), *module.buffers()]}
             for _ in range(times):
                 given, named = map_known(_as_input, (args, kwargs))
                 storages: dict[int, int] = {}
@@ -265,6 +266,7 @@ class Probe:
                 buffer.copy_(value)
 
     def _stream(self, stack: ExitStack) -> None:
+        stack.enter_context(without_autocast_cache())  # which would keep a cast of each weight on the card
         moved: list[list[tuple[Tensor, Tensor]]] = []
 
         def bring(module: nn.Module, args: Any) -> None:

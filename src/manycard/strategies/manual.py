@@ -11,6 +11,7 @@ Behaviour:
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
 import weakref
@@ -235,6 +236,7 @@ class ManualStrategy(DataParallelStrategy):
 
     def _begin_again(self, model: nn.Module) -> None:
         self.start_group(model)
+        gc.collect()  # the failure's traceback holds what the card had made, and is held by its own frames
         for card in self.cards:
             if not card.simulated:
                 with torch.cuda.device(card.device):

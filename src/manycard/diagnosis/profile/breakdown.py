@@ -95,7 +95,12 @@ def break_down(trace: Trace, cards: Sequence[str]) -> list[CardTime]:
     else:
         parts = [_of_simulated(trace, card, cards, window, by_host) for card in cards]
     scale = 1e3 * count
-    waits = [span for span in trace.waits if begin <= span.start < end]
+    of_ours = [span for span in trace.spans if span.what == "drain"]
+    waits = [
+        span
+        for span in trace.waits
+        if begin <= span.start < end and not any(own.start <= span.start < own.end for own in of_ours)
+    ]
     return [
         CardTime(
             card=card,

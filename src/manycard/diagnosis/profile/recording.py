@@ -3,6 +3,8 @@
 Behaviour:
     * Steps are counted by the process's pulse: train steps, and steps of optimizers in loops that are written out.
     * The first `skip` steps run as ever. Then the profiler warms up for one step, and `steps` steps are recorded.
+    * The cards are waited for where the first of these begins and where the last one ends, and not in between: the
+      host may be many steps ahead of them, and the time of its own steps would say nothing.
     * Outside those, nothing is recorded: what is left of it is a look at a variable in each part of a step.
     * The trace is written when the last step has ended; reading it takes seconds for large models.
 """
@@ -119,6 +121,8 @@ class Recording:
         if after >= 0 and self._profiler is None:
             self._warm_up()
         elif self._profiler is not None:
+            if self._beats() in (1, self._settings.steps + 1):
+                _wait_for_cards()
             _beat()
             if self._beats() > self._settings.steps:
                 self.end()
@@ -148,9 +152,7 @@ class Recording:
         return self.profile
 
     def _finish(self, profiler: torch_profile) -> None:
-        if torch.cuda.is_available():
-            for device in range(torch.cuda.device_count()):
-                torch.cuda.synchronize(device)
+        _wait_for_cards()
         profiler.stop()
         self._profiler = None
         path = self._settings.folder() / f"{self._name}.json.gz"
@@ -162,6 +164,15 @@ class Recording:
         setup = replace(self._setup(), graphs=graphs, optimizers=trace.optimizers, cores=_cores(), unfused=unfused)
         self.profile = Profile(tuple(found), max(len(trace.beats) - 1, 0), setup, (str(path),))
         self._then(self.profile)
+
+
+def _wait_for_cards() -> None:
+    """Wait for the cards that this process has used; waiting for another would take memory there."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        with span("drain"):
+            for device in range(torch.cuda.device_count()):
+                if torch.cuda.memory_reserved(device):
+                    torch.cuda.synchronize(device)
 
 
 def _beat() -> None:

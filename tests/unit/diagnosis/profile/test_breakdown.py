@@ -95,6 +95,17 @@ def test_waiting_for_data_is_told_from_a_slow_host() -> None:
     assert first.gain == pytest.approx(1.5)
 
 
+def test_a_wait_of_the_recording_is_none_of_the_scripts() -> None:
+    made = one_step()
+    made.span("drain", 900, 998)
+    made.events.append(span("cudaDeviceSynchronize", 901, 997, 1, "cuda_runtime"))
+    (card,) = made.cards("cuda:0")
+    assert (card.waits, card.waiting) == (0, 0)
+    made.events.append(span("cudaStreamSynchronize", 300, 400, 1, "cuda_runtime"))
+    (card,) = made.cards("cuda:0")
+    assert (card.waits, card.waiting) == (1, pytest.approx(0.1))
+
+
 def test_backward_of_autograds_own_thread_is_backward() -> None:
     made = Maker()
     made.span("beat", -1, 0)
