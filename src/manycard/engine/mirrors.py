@@ -89,7 +89,7 @@ class Mirrors:
 
     def prepare(self) -> bool:
         """Make the copies like the user's optimizer; returns whether they were out of date."""
-        shape = (self._replicas.generation, [[id(p) for p in group["params"]] for group in self.optimizer.param_groups])
+        shape = self._shape()
         # Still stepping: an update was interrupted, and some copies may be a step behind.
         outdated = self._outdated or self._stepping or shape != self._made_for
         if outdated:
@@ -100,6 +100,10 @@ class Mirrors:
                 self._follow_groups(made, card.device)
         self._stepping = True
         return outdated
+
+    def _shape(self) -> Any:
+        """What the copies are made for: these replicas, and the optimizer's parameters in their groups."""
+        return self._replicas.generation, [[id(p) for p in group["params"]] for group in self.optimizer.param_groups]
 
     def step(self, position: int) -> None:
         """Update one card's replica. Runs in the card's thread, between `prepare` and `finish`."""
