@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,27 @@ def test_state_outlives_copies_that_are_made_anew(change: str) -> None:
         parallel.close()
     assert found[1][0] == found[0][0]
     torch.testing.assert_close(found[1][1], found[0][1])
+
+
+@pytest.mark.parametrize(
+    ("drop", "shard"), [("empty", False), ("empty", True), ("replace", False), ("replace", True), ("one", False)]
+)
+def test_a_script_may_drop_state(drop: str, shard: bool, recwarn: pytest.WarningsRecorder) -> None:
+    found = []
+    for cards in (1, 2):
+        parallel, net, optimizer, step = set_up(OPTIMIZERS["adam"], cards, shard)
+        train(step, batches()[:3])
+        if drop == "empty":
+            optimizer.state.clear()
+        elif drop == "replace":
+            optimizer.state = defaultdict(dict)
+        else:
+            del optimizer.state[net.last.weight]
+        train(step, batches()[3:6])
+        found.append([p.detach().clone() for p in net.parameters()])
+        parallel.close()
+    torch.testing.assert_close(found[1], found[0])
+    assert not [each for each in recwarn if "parameters changed" in str(each.message)]
 
 
 def test_an_optimizer_that_looks_at_all_parameters_is_refused() -> None:

@@ -89,7 +89,7 @@ class ShardedMirrors(Mirrors):
         if not self._checked:
             self._check_apart()
             self._checked = True
-        if self._shape() != self._made_for:  # state must not be lost with copies that are made anew
+        if self._dropped or self._shape() != self._made_for:  # state must not be lost with copies that are made anew
             self.give_back()
         renewed = super().prepare()
         if renewed:
@@ -154,7 +154,8 @@ class ShardedMirrors(Mirrors):
 
     def elsewhere(self) -> list[tuple[Any, Any]]:
         """Parameters of the user's optimizer whose state another card keeps, each with that state."""
-        if self._outdated:
+        emptied = self._dropped and (self.optimizer.state is not self._seen[0] or not self.optimizer.state)
+        if self._outdated or emptied:
             return []
         found = []
         for group in self.optimizer.param_groups:
