@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,56 @@ class Joined(torch.optim.SGD):
                 for parameter in group["params"]:
                     if parameter.grad is not None:
                         parameter -= 0.1 * parameter.grad / norm
+
+
+@pytest.mark.parametrize("change", ["group", "layer"])
+def test_state_outlives_copies_that_are_made_anew(change: str) -> None:
+    """A group that is added, and a layer that is exchanged, in the middle of training."""
+    found = []
+    for cards, shard in ((1, False), (3, True)):
+        parallel = mc.Parallel("dp", cards=f"cpu:{cards}", shard_optimizer=shard)
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 13), nn.Tanh(), nn.Linear(13, 3)).double()
+        late = list(net[4].parameters())
+        for parameter in late:
+            parameter.requires_grad_(change == "layer")
+        optimizer = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], 0.05)
+        model, optimizer = parallel.setup(net, optimizer)
+        step = parallel.train_step(loss_fn, model, optimizer)
+        train(step, batches()[:4])
+        if change == "group":
+            for parameter in late:
+                parameter.requires_grad_(True)
+            optimizer.add_param_group({"params": late, "lr": 0.01})
+        else:
+            net[3] = nn.ReLU()
+        held = len(optimizer.state_dict()["state"])
+        train(step, batches()[4:])
+        found.append((held, [p.detach().clone() for p in net.parameters()]))
+        parallel.close()
+    assert found[1][0] == found[0][0]
+    torch.testing.assert_close(found[1][1], found[0][1])
+
+
+@pytest.mark.parametrize(
+    ("drop", "shard"), [("empty", False), ("empty", True), ("replace", False), ("replace", True), ("one", False)]
+)
+def test_a_script_may_drop_state(drop: str, shard: bool, recwarn: pytest.WarningsRecorder) -> None:
+    found = []
+    for cards in (1, 2):
+        parallel, net, optimizer, step = set_up(OPTIMIZERS["adam"], cards, shard)
+        train(step, batches()[:3])
+        if drop == "empty":
+            optimizer.state.clear()
+        elif drop == "replace":
+            optimizer.state = defaultdict(dict)
+        else:
+            del optimizer.state[net.last.weight]
+        train(step, batches()[3:6])
+        found.append([p.detach().clone() for p in net.parameters()])
+        parallel.close()
+    torch.testing.assert_close(found[1], found[0])
+    assert not [each for each in recwarn if "parameters changed" in str(each.message)]
 
 
 def test_an_optimizer_that_looks_at_all_parameters_is_refused() -> None:

@@ -79,9 +79,14 @@ def _next_of(begun: deque[tuple[Any, Any]]) -> tuple[Any, Any]:
 
 
 def _finished(batch: Any) -> Any:
-    """`batch` with every `Pending` in it replaced; lists, tuples and dicts are what PyTorch's collating gives."""
+    """`batch` with every `Pending` in it replaced; what holds none is the object that it was.
+
+    Lists, tuples and dicts are what PyTorch's collating gives.
+    """
     if isinstance(batch, Pending):
         return batch.result()
+    if not any(True for _ in _pending_in(batch)):
+        return batch
     if isinstance(batch, dict):
         return {key: _finished(value) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

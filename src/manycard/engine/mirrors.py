@@ -3,8 +3,9 @@
 Behaviour:
     * The user's optimizer stays the object it is: schedulers, hooks and edits of ``param_groups`` act on it, its
       ``state_dict`` is what a checkpoint keeps, and the copies take its groups' settings before each update.
-    * When it steps by itself (an explicit loop), loads a state or gains a parameter group, the copies are out of
-      date and are made anew from it before the next update of all cards.
+    * When it steps by itself (an explicit loop), loads a state, gains a parameter group, or its ``state`` is emptied or
+      replaced, the copies are out of date and are made anew from it before the next update of all cards. Tensors in
+      its state that the script writes in place are not looked at.
     * Equal gradients, states and settings give equal updates: no weights travel.
 """
 
@@ -55,6 +56,8 @@ class Mirrors:
         self._made_for: Any = None
         self._stepping = False
         self._outdated = True
+        self._seen: tuple[Any, int] = (optimizer.state, 0)
+        """The optimizer's state after the newest update, and for how many parameters it had one."""
         note = _Note(self)
         optimizer.register_step_post_hook(note)
         optimizer.register_load_state_dict_post_hook(note)
@@ -89,9 +92,9 @@ class Mirrors:
 
     def prepare(self) -> bool:
         """Make the copies like the user's optimizer; returns whether they were out of date."""
-        shape = (self._replicas.generation, [[id(p) for p in group["params"]] for group in self.optimizer.param_groups])
+        shape = self._shape()
         # Still stepping: an update was interrupted, and some copies may be a step behind.
-        outdated = self._outdated or self._stepping or shape != self._made_for
+        outdated = self._outdated or self._stepping or self._dropped or shape != self._made_for
         if outdated:
             self._copies = [self._copy_for(position) for position in range(1, len(self._replicas.cards))]
             self._made_for, self._outdated = shape, False
@@ -101,6 +104,16 @@ class Mirrors:
         self._stepping = True
         return outdated
 
+    @property
+    def _dropped(self) -> bool:
+        """Whether the script has taken something out of the optimizer's state since the newest update."""
+        state, kept = self._seen
+        return self.optimizer.state is not state or len(state) < kept
+
+    def _shape(self) -> Any:
+        """What the copies are made for: these replicas, and the optimizer's parameters in their groups."""
+        return self._replicas.generation, [[id(p) for p in group["params"]] for group in self.optimizer.param_groups]
+
     def step(self, position: int) -> None:
         """Update one card's replica. Runs in the card's thread, between `prepare` and `finish`."""
         (self.optimizer if position == 0 else self._copies[position - 1]).step()
@@ -108,6 +121,7 @@ class Mirrors:
     def finish(self) -> None:
         """All cards have stepped."""
         self._stepping = False
+        self._seen = (self.optimizer.state, len(self.optimizer.state))
 
     def _follow_groups(self, made: Optimizer, device: torch.device) -> None:
         for own, primary in zip(made.param_groups, self.optimizer.param_groups, strict=True):

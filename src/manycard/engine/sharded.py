@@ -6,7 +6,7 @@ Behaviour:
     * Cards still hold all gradients, so clipping sees all of them. At the parameters of other cards a card's optimizer
       finds ``grad`` None, and so passes over them.
     * The user's ``optimizer.state_dict()`` is whole: the other cards' parts are put into it, on the host. Loading one
-      shares it out at the next update.
+      shares it out at the next update, and so does a group that is added, or a layer that is exchanged.
     * An optimizer that steps by itself (an explicit loop) gets all of its state back first, and keeps it until the next
       update of all cards.
     * An optimizer whose update of one parameter depends on others can't be shared out; that is tried on two small
@@ -57,6 +57,9 @@ class ShardedMirrors(Mirrors):
         self._owners: list[int] = []
         self._owned_for = -1
         self._checked = False
+        self._homes: dict[int, tuple[int, Tensor]] = {}
+        """Of each of the model's parameters, by id, the card that keeps its state, and that card's own parameter; as
+        the copies were made, since replicas may be others by now."""
         optimizer.register_step_pre_hook(_GiveBack(self))
         optimizer.register_state_dict_post_hook(_Complete(self))
 
@@ -86,8 +89,15 @@ class ShardedMirrors(Mirrors):
         if not self._checked:
             self._check_apart()
             self._checked = True
+        if self._dropped or self._shape() != self._made_for:  # state must not be lost with copies that are made anew
+            self.give_back()
         renewed = super().prepare()
         if renewed:
+            own = self._replicas.parameters
+            self._homes = {
+                id(parameter): (owner, own[owner][index])
+                for index, (parameter, owner) in enumerate(zip(own[0], self.owners, strict=True))
+            }
             for parameter in [each for each in self.optimizer.state if not self._keeps(0, each)]:
                 del self.optimizer.state[parameter]
         return renewed
@@ -144,13 +154,13 @@ class ShardedMirrors(Mirrors):
 
     def elsewhere(self) -> list[tuple[Any, Any]]:
         """Parameters of the user's optimizer whose state another card keeps, each with that state."""
-        if self._outdated:
+        emptied = self._dropped and (self.optimizer.state is not self._seen[0] or not self.optimizer.state)
+        if self._outdated or emptied:
             return []
-        places, found = self._places(), []
+        found = []
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
-                owner = self.owners[places[id(parameter)]]
-                twin = self._replicas.parameters[owner][places[id(parameter)]]
+                owner, twin = self._homes.get(id(parameter), (0, parameter))
                 state = self._copies[owner - 1].state.get(twin) if owner else None
                 if state:
                     found.append((parameter, state))

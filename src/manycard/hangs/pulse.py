@@ -173,6 +173,12 @@ class Pulse:
         for listener in tuple(self.listeners):
             listener()
 
+    def progress(self) -> None:
+        """What runs has made progress: a batch of an evaluation, say."""
+        if self._activities and threading.current_thread() is threading.main_thread():
+            self._activities[-1] = self._activities[-1][0], time.monotonic()
+            self._write()
+
     def forgive(self) -> None:
         """Begin to count anew: the process was stopped, or somebody looks into it."""
         now = time.monotonic()

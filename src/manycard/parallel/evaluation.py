@@ -30,6 +30,7 @@ def evaluate(strategy: Strategy, metric_fn: MetricFn, model: nn.Module, loader: 
         for batch in loader:
             for found in strategy.evaluate(model, metric_fn, batch):
                 _add_metrics(totals, found)
+            PULSE.progress()
     host = {name: (float(total), float(count)) for name, (total, count) in totals.items()}
     everyone = strategy.peers.gather_objects(host)
     names = dict.fromkeys(name for each in everyone for name in each)

@@ -61,6 +61,14 @@ def test_parts_of_a_batch_may_be_pending() -> None:
     ]
 
 
+def test_a_batch_without_pending_parts_stays_the_object_it_was() -> None:
+    class Named(dict[str, Any]):
+        """What a script's own collating may give."""
+
+    batch = Named(labels=[1, 2])
+    assert [found is batch for found, _ in finished_ahead(walk([batch], []))] == [True]
+
+
 def test_an_error_comes_where_its_batch_would() -> None:
     batches = [Later(0), Later(1), Later(ValueError("bad file")), Later(3), Later(4), Later(5)]
     whole = finished_ahead(walk(batches, []))

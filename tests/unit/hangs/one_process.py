@@ -88,6 +88,15 @@ def long_evaluation() -> None:
     parallel.evaluate(slow, model, parallel.loader(torch.zeros(6, 4), batch_size=6))
 
 
+def an_evaluation_of_many_batches() -> None:
+    def slow(model: nn.Module, x: Tensor) -> dict[str, tuple[Tensor, int]]:
+        if threading.current_thread().name.endswith("cpu:0"):
+            time.sleep(0.7)
+        return {"mean": (model(x).sum(), len(x))}
+
+    parallel.evaluate(slow, model, [torch.zeros(6, 4)] * 11)  # beyond what one batch may take
+
+
 def a_debugger_in_loss_fn() -> None:
     commands = iter(["p len(x)", "c"])
 
@@ -121,6 +130,7 @@ CASES: list[Callable[[], None]] = [
     only_said,
     long_code_of_the_script,
     long_evaluation,
+    an_evaluation_of_many_batches,
     a_debugger_in_loss_fn,
 ]
 

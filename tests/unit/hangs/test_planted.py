@@ -44,7 +44,7 @@ def test_it_can_be_only_said(said: dict[str, str]) -> None:
     assert "ended well" in said["only_said"]
 
 
-@pytest.mark.parametrize("case", ["long_code_of_the_script", "long_evaluation"])
+@pytest.mark.parametrize("case", ["long_code_of_the_script", "long_evaluation", "an_evaluation_of_many_batches"])
 def test_nothing_is_said_of_what_only_takes_long(said: dict[str, str], case: str) -> None:
     assert said[case].strip() == "ended well"
 

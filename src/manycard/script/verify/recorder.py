@@ -13,14 +13,9 @@ Behaviour:
 from __future__ import annotations
 
 import contextlib
-import os
 import random
-import sys
-import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -44,16 +39,12 @@ from manycard.script.verify.recording import (
     sketch,
 )
 from manycard.script.verify.samples import rows_of
+from manycard.script.verify.where import line_of_script
 from manycard.strategies.rank_model import RankModel
 
 __all__ = ["RecordedEnough", "Recorder", "RecordingHandler"]
 
 Plain = Callable[..., Any]
-
-_NOT_THE_SCRIPTS = tuple(
-    f"{Path(path).resolve()}{os.sep}"
-    for path in (Path(torch.__file__).parent, Path(__file__).parents[2], sysconfig.get_path("stdlib"))
-)
 
 
 class RecordedEnough(BaseException):
@@ -109,8 +100,10 @@ class Recorder:
         self._stepping: Optimizer | None = None
         self._before: StepRecord | None = None
         self._inside = 0
+        self._updated: Sequence[Optimizer] | None = None
+        """In a train step, the optimizers that it steps."""
         self._batchnorm: dict[str, None] = {}
-        self._precisions: set[str] = set()
+        self.precisions: set[str] = set()
         self._on_gpu = False
 
     # ---- calls of modules ----------------------------------------------------------------------------------
@@ -148,7 +141,7 @@ class Recorder:
         for parameter in module.parameters():
             self._on_gpu = self._on_gpu or parameter.is_cuda
             half = torch.is_autocast_enabled(parameter.device.type) or parameter.element_size() < 4
-            self._precisions.add("half" if half else "double" if parameter.dtype == torch.float64 else "single")
+            self.precisions.add("half" if half else "double" if parameter.dtype == torch.float64 else "single")
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
@@ -178,7 +171,7 @@ class Recorder:
     def note_loss(self, loss: float) -> None:
         """A backward pass is to run from `loss`."""
         self._since.losses.append(loss)
-        self._since.backward_at = _where() or self._since.backward_at
+        self._since.backward_at = line_of_script() or self._since.backward_at
 
     def note_backward_done(self) -> None:
         """The backward pass has ended; it is a step where there is no optimizer."""
@@ -193,21 +186,44 @@ class Recorder:
 
     # ---- train steps ---------------------------------------------------------------------------------------
 
-    def train_step(self, module: nn.Module, batch: Any, samples: int, call: Callable[[], Tensor]) -> Tensor:
+    def train_step(
+        self,
+        module: nn.Module,
+        batch: Any,
+        samples: int,
+        optimizers: Sequence[Optimizer],
+        call: Callable[[], Tensor],
+    ) -> Tensor:
         """Run and record one train step of manycard's, in which this process's batch has `samples` samples."""
         self._names.add(module)
         self._note_batch(type(module).__name__, batch)
         if not samples and self._since.calls:  # a stand-in for a rank without samples
             self._since.calls[-1] = replace(self._since.calls[-1], rows=rows_of(()))
-        self._since.backward_at = _where()
-        with self.inside(), self._noting_draws():
-            loss = call()
+        self._since.backward_at = line_of_script()
+        self._updated = optimizers
+        try:
+            with self.inside(), self._noting_draws():
+                loss = call()
+        finally:
+            self._updated = None
         self._look_at(module)
         self.note_loss(float(loss.detach()))
         waiting, self._waiting = self._waiting, []
         for step in waiting:
-            self._keep(step)
+            self._keep(self._with_other_cards(step))
         return loss
+
+    def _with_other_cards(self, step: StepRecord) -> StepRecord:
+        """A train step's record, with what other cards have updated of it (``shard_optimizer``): while the primary's
+        optimizer steps, it sees no gradients there, and theirs are sent afterwards."""
+        optimizer = self._optimizers[step.optimizer]
+        now = _parameters(optimizer.optimizer)
+        unseen = [each for each, known in zip(now, step.gradients, strict=False) if known is None]
+        if all(each.grad is None for each in unseen):
+            return step
+        return replace(
+            step, gradients=self._gradients(now, optimizer.whole), parameters=self._vectors(now, optimizer.whole)
+        )
 
     # ---- optimizers ----------------------------------------------------------------------------------------
 
@@ -216,6 +232,8 @@ class Recorder:
         # Inside another's step it is no step of its own. The same one again: its class calls its parent's step, or
         # the call before raised.
         if not self._counts() or (self._stepping is not None and self._stepping is not optimizer):
+            return
+        if self._updated is not None and optimizer not in self._updated:  # a copy on which something is tried
             return
         self._stepping = optimizer
         number = self._number(optimizer)
@@ -230,7 +248,7 @@ class Recorder:
             () if closure else self._gradients(parameters, whole),
             (),
             before=() if known else self._vectors(parameters, whole),
-            step_at=_where(),
+            step_at=line_of_script(),
         )
 
     def after_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -297,7 +315,7 @@ class Recorder:
         Args:
             known: fields of `Recording` that the recorder can't know.
         """
-        precision = next((name for name in ("half", "single", "double") if name in self._precisions), "single")
+        precision = next((name for name in ("half", "single", "double") if name in self.precisions), "single")
         optimizers = [
             OptimizerRecord(type(each.optimizer).__name__, self._names.of(_groups(each.optimizer)))
             for each in self._optimizers
@@ -380,15 +398,3 @@ def _random_states() -> tuple[Any, ...]:
         states.append(torch.cuda.get_rng_state())
     bits = tuple(state.numpy().tobytes() for state in states)
     return (*bits, random.getstate(), numpy["pos"], numpy["key"].tobytes())
-
-
-def _where() -> str:
-    """The script's line that is being run, as ``file:line``: the innermost that isn't a library's of this project."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith("<") and not os.path.realpath(name).startswith(_NOT_THE_SCRIPTS):
-            shown = os.path.relpath(name)
-            return f"{name if shown.startswith('..') else shown}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""

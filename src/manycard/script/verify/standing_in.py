@@ -162,8 +162,9 @@ def _train_steps(stack: contextlib.ExitStack, recorder: Recorder) -> None:
                 return original(step, batch)
             held = count_samples(batch)
             module = step._strategy.unwrap(step._model)
+            samples = step._strategy.feed.samples(held)
             return recorder.train_step(
-                module, batch, step._strategy.feed.samples(held), functools.partial(original, step, batch)
+                module, batch, samples, step._optimizers, functools.partial(original, step, batch)
             )
 
         return call
@@ -196,6 +197,8 @@ def _manycard(
             on_manycard()
             original(made, *args, **settings)
             recorder.cards = tuple(map(str, made.cards))
+            if isinstance(made, Parallel) and made.strategy.options.reduce_dtype is not None:
+                recorder.precisions.add("half")
 
         return note_and_make
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
+import manycard as mc
 from manycard.script.calls import Interception
 from manycard.script.verify.recorder import RecordedEnough, Recorder, RecordingHandler
 from manycard.script.verify.recording import Recording
@@ -117,6 +118,24 @@ def test_a_closure_makes_its_gradients_inside_the_step() -> None:
     (step,) = made.steps
     assert len(step.losses) >= 2
     assert all(gradient is not None for gradient in step.gradients)
+
+
+def test_a_shared_out_optimizer_is_recorded_whole() -> None:
+    def script(shard: bool) -> None:
+        parallel = mc.Parallel("dp", cards="cpu:2", shard_optimizer=shard)
+        net = _net()
+        model, optimizer = parallel.setup(net, torch.optim.Adam(net.parameters(), 0.1))
+        step = parallel.train_step(lambda model, x: model(x).square().mean(), model, optimizer)
+        for _ in range(3):
+            step(X)
+        parallel.close()
+
+    mirrored, shared = _record(lambda: script(False)), _record(lambda: script(True))
+    assert len(shared.steps) == len(mirrored.steps) == 3
+    assert len(shared.optimizers) == 1
+    for one, other in zip(mirrored.steps, shared.steps, strict=True):
+        torch.testing.assert_close(list(other.gradients), list(one.gradients), rtol=0, atol=0)
+        torch.testing.assert_close(list(other.parameters), list(one.parameters), rtol=0, atol=0)
 
 
 def test_a_step_inside_a_step_is_none_of_its_own() -> None:
