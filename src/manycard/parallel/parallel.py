@@ -74,7 +74,7 @@ class Parallel(LookingOn):
         sync_batchnorm: BatchNorm statistics over the whole global batch.
         shard_optimizer: each card keeps optimizer state for a part of the parameters, updates it in a train step, and
             sends it to the others: the same numbers with 1/N of the state on each card. In ``dp`` and ``manual``.
-        reduce_dtype: ``bf16`` sums gradients over cards in bfloat16: half the bytes, with its rounding.
+        reduce_dtype: ``bf16`` sums a train step's gradients over cards in bfloat16: half the bytes, with its rounding.
         compile: compile each card's module with ``torch.compile``: True, or a dict of its arguments.
         ddp_options: arguments for DistributedDataParallel in strategy ``ddp``.
         weights: in strategy ``manual``, each card's share of a batch, such as ``[2, 1]``; ``"auto"``, which is what

@@ -23,11 +23,12 @@ from torch.optim.optimizer import (
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 import manycard.engine.data_parallel as drop_in
+import manycard.parallel.pipeline as pipelines
 from manycard.cards import Card
 from manycard.data import GlobalLoader
 from manycard.engine.batch import count_samples
 from manycard.engine.data_parallel import DataParallel
-from manycard.parallel import Parallel
+from manycard.parallel import Parallel, Pipeline
 from manycard.script.verify.recorder import Recorder
 from manycard.strategies.train_step import TrainStep
 
@@ -41,18 +42,22 @@ def watching(
     on_manycard: Callable[[], None],
     drop_in_cards: Callable[[tuple[Card, ...]], tuple[Card, ...]] | None = None,
     ranks: int = 1,
+    one_card: bool = False,
 ) -> Iterator[None]:
     """Tell `recorder` of everything while this is entered.
 
     Args:
-        on_manycard: called when the script makes a `Parallel` or a `DataParallel`.
+        on_manycard: called when the script makes a `Parallel`, a `Pipeline` or a `DataParallel`.
         drop_in_cards: gives a `DataParallel`'s cards in place of those it chose.
         ranks: how many ranks' batches this one stands for.
+        one_card: let a `Pipeline` be its model on its first card, which gets whole batches.
     """
     with contextlib.ExitStack() as stack:
         for stand_in in (_backward, _optimizers, _scaling, _loaders, _train_steps):
             stand_in(stack, recorder)
         _manycard(stack, recorder, on_manycard, drop_in_cards)
+        if one_card:
+            _without_stages(stack)
         if ranks > 1:
             _widen(stack, ranks)
         yield
@@ -202,13 +207,26 @@ def _manycard(
 
         return note_and_make
 
-    for kind in (Parallel, DataParallel):
+    for kind in (Parallel, Pipeline, DataParallel):
         _replace(stack, kind, "__init__", making)
     if drop_in_cards is not None:
         choose = drop_in_cards
         _replace(stack, drop_in, "_cards", lambda original: lambda ids: choose(original(ids)))
         # A card that the script names for outputs may not be among them.
         _replace(stack, drop_in, "_output_position", lambda original: lambda output, cards: 0)
+
+
+def _without_stages(stack: contextlib.ExitStack) -> None:
+    whole = {"stages": "auto", "micro_batches": 1, "replicas": 1, "checkpoint_activations": False, "memory": None}
+
+    def making(original: Any) -> Any:
+        def make(made: Any, model: Any, cards: Any = "all", **settings: Any) -> None:
+            original(made, model, cards, **settings | whole)
+
+        return make
+
+    _replace(stack, Pipeline, "__init__", making)
+    _replace(stack, pipelines, "choose_run_cards", lambda original: lambda spec: original(spec)[:1])
 
 
 def _widen(stack: contextlib.ExitStack, ranks: int) -> None:

@@ -115,7 +115,13 @@ def _run(orders: Orders) -> None:
     _seed()
     with (
         _asking(Parallel, asked, orders),
-        watching(recorder, on_manycard=lambda: None, drop_in_cards=_drop_in_cards(orders), ranks=orders.stands_for),
+        watching(
+            recorder,
+            on_manycard=lambda: None,
+            drop_in_cards=_drop_in_cards(orders),
+            ranks=orders.stands_for,
+            one_card=not orders.many,
+        ),
     ):
         try:
             run()

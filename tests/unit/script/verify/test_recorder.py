@@ -18,11 +18,11 @@ from manycard.script.verify.samples import rows_of, same_rows
 from manycard.script.verify.standing_in import watching
 
 
-def _record(script: Callable[[], Any], steps: int = 20, budget: int = 2**20) -> Recording:
+def _record(script: Callable[[], Any], steps: int = 20, budget: int = 2**20, **settings: Any) -> Recording:
     """The recording of `script`, which is a function here."""
     recorder = Recorder(steps, budget)
     ended = "script"
-    with Interception(RecordingHandler(recorder)), watching(recorder, on_manycard=lambda: None):
+    with Interception(RecordingHandler(recorder)), watching(recorder, on_manycard=lambda: None, **settings):
         try:
             script()
         except RecordedEnough:
@@ -136,6 +136,28 @@ def test_a_shared_out_optimizer_is_recorded_whole() -> None:
     for one, other in zip(mirrored.steps, shared.steps, strict=True):
         torch.testing.assert_close(list(other.gradients), list(one.gradients), rtol=0, atol=0)
         torch.testing.assert_close(list(other.parameters), list(one.parameters), rtol=0, atol=0)
+
+
+def test_a_pipeline_is_compared_with_its_model_on_one_card() -> None:
+    def script() -> None:
+        net = _net()
+        pipeline = mc.Pipeline(net, "cpu:4", stages=["2"], replicas=2, micro_batches=2)
+        step = pipeline.train_step(lambda model, x: model(x).square().mean(), torch.optim.SGD(net.parameters(), 0.1))
+        step(X)
+        pipeline.close()
+
+    def plain() -> None:
+        net = _net()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        net(X).square().mean().backward()
+        optimizer.step()
+
+    many, one, known = _record(script), _record(script, one_card=True), _record(plain)
+    assert (many.uses_manycard, len(many.cards), len(one.cards)) == (True, 4, 1)
+    for found in (many, one):
+        torch.testing.assert_close(list(found.steps[0].gradients), list(known.steps[0].gradients))
+        torch.testing.assert_close(list(found.steps[0].parameters), list(known.steps[0].parameters))
+    assert all(torch.equal(a, b) for a, b in zip(one.steps[0].parameters, known.steps[0].parameters, strict=True))
 
 
 def test_a_step_inside_a_step_is_none_of_its_own() -> None:
