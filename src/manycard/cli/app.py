@@ -132,5 +132,6 @@ def _is_usage_error(error: Exception) -> bool:
 def _report_usage(error: Any) -> int:
     context = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "manycard"
-    say(f"{error.format_message().rstrip('.')}. See: {where} --help")
+    problem = error.format_message().rstrip(".")
+    say(f"{problem}{'' if problem.endswith('?') else '.'} See: {where} --help")
     return 2

@@ -75,6 +75,8 @@ def doctor(
     """
     if quick and deep:
         raise SettingError("--quick", "with --deep", "one measures nothing, the other everything", fix="take one")
+    if choose_only and deep:
+        raise SettingError("--select", "with --deep", "it prints one line, and compares nothing", fix="take one")
     if choose_only:
         _select("auto" if cards is None else cards, as_json)
         return

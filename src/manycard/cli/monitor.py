@@ -51,7 +51,7 @@ _LEAST_INTERVAL = 0.1
 
 _JobArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[JOB]", help="A running script's file name: show its cards alone.", show_default=False),
+    typer.Argument(metavar="JOB", help="A running script's file name: show its cards alone.", show_default=False),
 ]
 _PidOption = Annotated[
     int | None, typer.Option("--pid", help="A running process: show its cards alone.", show_default=False)
@@ -92,6 +92,9 @@ def monitor(
         raise SettingError("--interval", interval, f"it must be at least {_LEAST_INTERVAL} s", fix="leave it out for 1")
     if samples is not None and samples < 1:
         raise SettingError("--samples", samples, "it must be at least 1", fix="leave it out to go on until Ctrl-C")
+    if samples is not None and (once or as_json):
+        problem = f"{'--once' if once else '--json'} looks once"
+        raise SettingError("--samples", samples, problem, fix="leave it out; --record FILE keeps every look of a watch")
     if replay is not None:
         if job is not None or pid is not None or record is not None:
             raise SettingError(

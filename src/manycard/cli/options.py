@@ -30,7 +30,9 @@ __all__ = [
     "say",
 ]
 
-ScriptArgument = Annotated[str, typer.Argument(help="A Python script; with -m, a module's name.", show_default=False)]
+ScriptArgument = Annotated[
+    str, typer.Argument(metavar="SCRIPT", help="A Python script; with -m, a module's name.", show_default=False)
+]
 """SCRIPT."""
 
 ArgumentsArgument = Annotated[

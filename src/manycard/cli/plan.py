@@ -11,6 +11,7 @@ Behaviour:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -24,7 +25,7 @@ from manycard.benchmark import WORKLOADS
 from manycard.benchmark.trial import TrialSpec, make_subject, plannable, run_trial
 from manycard.benchmark.workloads import find_workload
 from manycard.cards import choose_cards
-from manycard.cli.options import CardsOption, JsonOption, PrecisionOption, print_json, say
+from manycard.cli.options import CardsOption, JsonOption, ModuleOption, PrecisionOption, print_json, say
 from manycard.errors import ManycardError, MissingExtraError, SettingError
 from manycard.launch import Script, cards_setting
 from manycard.planner import WRITTEN, Candidate, Facts, Measured, Plan, make_plan
@@ -41,7 +42,10 @@ _SECONDS = {True: 0.3, False: 1.5}
 """Timed seconds of a trial: of a small workload, and of others."""
 
 _ScriptArgument = Annotated[
-    str | None, typer.Argument(metavar="SCRIPT", help="A training script; or give --workload.", show_default=False)
+    str | None,
+    typer.Argument(
+        metavar="SCRIPT", help="A training script; with -m, a module's name; or give --workload.", show_default=False
+    ),
 ]
 _ArgumentsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="ARGS", help="What follows is the script's own.", show_default=False)
@@ -105,6 +109,7 @@ def plan(
     script: _ScriptArgument = None,
     arguments: _ArgumentsArgument = None,
     *,
+    module: ModuleOption = False,
     workload: _WorkloadOption = None,
     cards: CardsOption = None,
     precision: PrecisionOption = None,
@@ -132,7 +137,8 @@ def plan(
       manycard plan --workload gpt2 --precision bf16 --cards-model "8xH100 NVLink" --nodes 4
       manycard plan --workload mlp --small --cards cpu:2 --json
     """
-    _check(script, workload, batch, trials, nodes, network, written, cards_model, cards)
+    target = None if script is None else Script(script, tuple(arguments or ()), module)
+    _check(target, workload, batch, trials, nodes, network, written, cards_model, cards)
     make_precision(precision or "default")
     _check_page(html)
     with _telling(as_json=as_json) as tell:
@@ -142,16 +148,14 @@ def plan(
             )
             found = _of_workload(spec, batch, cards_model, nodes, network, written, trials, tell)
         else:
-            assert script is not None, "_check looked"
-            request = ScriptPlanRequest(
-                Script(script, tuple(arguments or ())), cards or "all", precision, trials, compile_too, written
-            )
+            assert target is not None, "_check looked"
+            request = ScriptPlanRequest(target, cards or "all", precision, trials, compile_too, written)
             found = plan_script(request, cards_model, nodes, network, tell)
     return _present(found, explain=explain, html=html, as_json=as_json)
 
 
 def _check(
-    script: str | None,
+    script: Script | None,
     workload: str | None,
     batch: int | None,
     trials: int,
@@ -162,13 +166,13 @@ def _check(
     cards: str | None,
 ) -> None:
     if (script is None) == (workload is None):
-        given = "nothing" if script is None else f"{script} and --workload {workload}"
+        given = "nothing" if script is None else f"{script.name} and --workload {workload}"
         raise SettingError("SCRIPT", given, "one training is to be planned", fix="give a script, or --workload NAME")
     if script is not None:
-        if not script.endswith(".ipynb"):
-            Script(script).check()
+        if script.is_module or not script.name.endswith(".ipynb"):
+            script.check()
         else:
-            notebook_code(Path(script))
+            notebook_code(Path(script.name))
         if batch is not None:
             raise SettingError("--batch", batch, "a script has its own batch", fix="change it in the script")
     if workload is not None:
@@ -184,7 +188,7 @@ def _check(
         )
     if cards_model is not None:
         parse_cards_model(cards_model)
-        if cards is not None:
+        if cards is not None and cards != os.environ.get("MANYCARD_CARDS"):
             raise SettingError("--cards", cards, "--cards-model names the cards", fix="leave one of them out")
     if written is not None and written not in WRITTEN:
         raise SettingError("--written", written, "no script is so", fix=f"give one of {', '.join(WRITTEN)}")

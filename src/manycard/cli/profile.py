@@ -5,6 +5,7 @@ Behaviour:
       ended by SystemExit, or runs on with ``--whole``. What it prints goes to standard error.
     * A table and the findings, the biggest gain first, on standard output; with ``--json`` one document.
     * The traces are kept, and their paths printed.
+    * A run in ranks that fails shows what `run` shows; with ``--json`` the document comes all the same.
     * Exit status: 0 recorded, whatever was found; 1 the script failed, or made too few steps; 2 wrong usage.
 """
 
@@ -29,17 +30,21 @@ from manycard.cli.options import (
     HangTimeoutOption,
     JsonOption,
     ModuleOption,
+    NcclOption,
     PrecisionOption,
     ScriptArgument,
     print_json,
     say,
 )
 from manycard.cli.run import StrategyOption, run_quietly
+from manycard.cli.run_request import RunRequest
 from manycard.diagnosis.profile import PARTS, Profile, ProfileSettings, merged
-from manycard.errors import SettingError
+from manycard.errors import HangError, RankFailed, SettingError
 from manycard.parallel.profiling import VARIABLE, begin_from_environment, end_from_environment
 
 __all__ = ["profile"]
+
+_WIDTH_OF_A_FILE = 120
 
 _StepsOption = Annotated[int, typer.Option("--steps", help="Steps to record.")]
 _SkipOption = Annotated[int, typer.Option("--skip", help="Steps before, which compile and warm up.")]
@@ -65,6 +70,7 @@ def profile(
     strategy: StrategyOption = None,
     cards: CardsOption = None,
     precision: PrecisionOption = None,
+    nccl: NcclOption = None,
     hang_timeout: HangTimeoutOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -84,19 +90,32 @@ def profile(
         old.unlink()
     skip = max(skip, 40) if memory else skip
     asked = {"steps": steps, "skip": skip, "out": str(folder.resolve()), "whole": whole, "memory": memory}
-    # Kineto writes about its own start otherwise.
-    with _variables({VARIABLE: json.dumps(asked), "KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "99")}):
-        begin = None if strategy == "ddp" else lambda: _begin(cards)
-        try:
-            status = run_quietly(script, arguments, module, strategy, cards, precision, hang_timeout, begin)
-        finally:
-            end_from_environment()
+    failed: RankFailed | HangError | None = None
+    try:
+        status = run_quietly(
+            script,
+            arguments,
+            module,
+            strategy,
+            cards,
+            precision,
+            nccl,
+            hang_timeout,
+            lambda run: _recording(run, asked),
+        )
+    except (RankFailed, HangError) as error:
+        failed, status = error, max(getattr(error, "exit_code", 1), 1)
     found = [Profile.of(json.loads(path.read_text())) for path in sorted(folder.glob("profile*.json"))]
     result = merged(found) if found else None
     if as_json:
         print_json({"script": script, "status": status, **(result.as_dict() if result else {"cards": []})})
-    elif result is not None and result.cards:
-        _render(Console(), result)
+    elif failed is None and result is not None and result.cards:
+        console = Console()
+        if not console.is_terminal:
+            console.width = max(console.width, _WIDTH_OF_A_FILE)
+        _render(console, result)
+    if failed is not None:
+        raise failed
     if status == 0 and (result is None or not result.cards):
         least = f"a profile needs more than {skip + 1}"
         say(f"{script} made too few steps: {least}. Fix: give --skip 0, or let it run longer.")
@@ -104,8 +123,20 @@ def profile(
     return status
 
 
-def _begin(cards: str | None) -> None:
-    begin_from_environment(None, [card.name for card in choose_cards(cards or "all").cards])
+@contextlib.contextmanager
+def _recording(run: RunRequest, asked: dict[str, Any]) -> Iterator[None]:
+    """Records what runs inside. Begun after planning, whose trials are not to be recorded."""
+    # Kineto writes about its own start otherwise.
+    with _variables({VARIABLE: json.dumps(asked), "KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "99")}):
+        if not run.has_ranks:
+            cards = choose_cards(run.cards or "all").cards
+            # A script without `Parallel` is spread in `dp` alone.
+            used = cards if run.strategy in (None, "dp") else cards[:1]
+            begin_from_environment(None, [card.name for card in used])
+        try:
+            yield
+        finally:
+            end_from_environment()
 
 
 def _settings(steps: int, skip: int, out: str | None) -> ProfileSettings:

@@ -165,10 +165,14 @@ def run_quietly(
     strategy: str | None,
     cards: str | None,
     precision: str | None,
+    nccl: str | None,
     hang_timeout: str | None,
-    begin: Callable[[], None] | None,
+    begin: Callable[[RunRequest], contextlib.AbstractContextManager[None]],
 ) -> int:
-    """Run a script as `run` does, with its output on standard error; `begin` is called just before it starts here.
+    """Run a script as `run` does, with its output on standard error.
+
+    Args:
+        begin: called with what is to be run, after ``auto`` has been planned; the run is inside of what it returns.
 
     Returns:
         Its exit status.
@@ -177,19 +181,15 @@ def run_quietly(
         RankFailed, HangError: of a run in ranks.
     """
     words = Script(script, tuple(arguments or ()), module)
-    request = RunRequest(words, strategy, cards, precision, as_json=True, hang_timeout=hang_timeout)
+    request = RunRequest(words, strategy, cards, precision, as_json=True, nccl=nccl, hang_timeout=hang_timeout)
+    if request.strategy == "auto":
+        request = _planned(request)
     chosen = _choose(request.cards or "all", request) if request.cards or request.has_ranks else ()
-    with _output_to_stderr():
-        if request.has_ranks:
-            outcome = _in_ranks(request, chosen)
-        else:
-            if begin is not None:
-                begin()
-            outcome = _in_place(request, chosen)
+    with _output_to_stderr(), begin(request):
+        outcome = _in_ranks(request, chosen) if request.has_ranks else _in_place(request, chosen)
     if outcome.asks_for is not None:
-        wanted = outcome.asks_for[0]
-        fix = f"give --strategy {wanted}"
-        raise SettingError("--strategy", strategy, f"{script} asks for one process per card", fix=fix)
+        fix = f"give --strategy {outcome.asks_for[0]}"
+        raise SettingError("SCRIPT", script, "it asks for one process per card", fix=fix)
     if outcome.failed is not None:
         raise outcome.failed
     return outcome.status

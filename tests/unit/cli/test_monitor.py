@@ -113,6 +113,7 @@ def test_ctrl_c_is_the_way_to_end(two_cards: None, monkeypatch: pytest.MonkeyPat
         (["--interval", "0"], "--interval=0.0: it must be at least 0.1 s"),
         (["--interval", "nan"], "--interval=nan"),
         (["--samples", "0"], "--samples=0: it must be at least 1"),
+        (["--samples", "3", "--json"], "--samples=3: --json looks once"),
         (["--pid", str(2**22 + 7)], "there is no such process"),
         (["no_such_script_anywhere.py"], "no process runs a script of that name"),
         (["a.py", "--pid", "1"], "JOB (a.py) names a run as well"),

@@ -116,10 +116,20 @@ def test_cards_that_are_not_here_are_predicted(capsys: pytest.CaptureFixture[str
     assert any("data sheet" in note for note in document["notes"])  # type: ignore[union-attr]
 
 
+def test_cards_of_the_environment_are_no_word_against_stated_ones(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MANYCARD_CARDS", "cpu:2")
+    status, document = _plan(capsys, "--workload", "mlp", "--small", "--cards-model", "2xH100")
+    assert status == 0
+    assert {row["cards"] for row in document["predictions"]} == {1, 2}  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ([], "give a script, or --workload NAME"),
+        (["-m", "no_such_module_anywhere"], "there is no such module"),
         (["--workload", "mlp", "train.py"], "one training is to be planned"),
         (["nowhere.py"], "there is no such file"),
         (["nowhere.ipynb"], "it is no notebook"),

@@ -148,6 +148,7 @@ def test_quick_measures_nothing(on, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 def test_quick_and_deep_together_are_refused(capsys: pytest.CaptureFixture[str]):
     assert main(["doctor", "--quick", "--deep"]) == 2
+    assert main(["doctor", "--select", "--deep"]) == 2
     assert "Fix: take one" in capsys.readouterr().err
 
 

@@ -173,3 +173,30 @@ def test_the_command_on_a_script_of_too_few_steps(tmp_path: Path) -> None:
 def test_the_command_with_wrong_settings() -> None:
     assert main(["profile", "--steps", "0", __file__]) == 2
     assert main(["profile", "nowhere.py"]) == 2
+
+
+def test_auto_is_planned_before_it_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MANYCARD_CACHE", str(tmp_path / "plans"))
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    done = profiled("--strategy", "auto", "--steps", "2", "--skip", "1", "--json", str(script))
+    assert done.returncode == 0, done.stderr
+    assert "was spread" in done.stderr
+    assert all(card["forward"] > 0 for card in json.loads(done.stdout)["cards"])
+
+
+def test_a_rank_that_fails_leaves_a_document_all_the_same(tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text("raise ValueError('no such word')")
+    done = profiled("--strategy", "ddp", "--json", str(script))
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["status"] == 1
+    assert "no such word" in done.stderr
+
+
+def test_a_script_that_asks_for_ranks_by_itself_is_told_how(tmp_path: Path) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text("import manycard as mc\nmc.Parallel('ddp', cards='cpu:2')\n")
+    done = profiled(str(script))
+    assert done.returncode == 2
+    assert "it asks for one process per card. Fix: give --strategy ddp" in done.stderr
