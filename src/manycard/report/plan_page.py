@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from manycard.errors import MissingExtraError
 from manycard.report import figures
+from manycard.report.html import environment
 
 __all__ = ["plan_page", "write_plan_page"]
 
@@ -30,17 +30,8 @@ def plan_page(document: Mapping[str, Any]) -> str:
     Raises:
         MissingExtraError: jinja2 is not installed.
     """
-    try:
-        import jinja2
-    except ImportError as error:
-        raise MissingExtraError("jinja2", "report", "the HTML report") from error
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("manycard.report", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(speed=figures.speed, memory=figures.memory)
+    made = environment()
+    made.filters.update(speed=figures.speed, memory=figures.memory)
     known = [row["step_ms"] for row in document["predictions"] if row["step_ms"] is not None]
-    return environment.get_template("plan.html").render(document=document, slowest=max(known, default=1.0))
+    page: str = made.get_template("plan.html").render(document=document, slowest=max(known, default=1.0))
+    return page
