@@ -55,7 +55,8 @@ def compare(document: Mapping[str, Any], earlier: Mapping[str, Any], against: st
         against: where the earlier ones are from.
 
     Returns:
-        ``{"against": ..., "rows": [...], "notes": [...], "worse": number}``; a row has ``row`` (its name), ``verdict``
+        ``{"against": ..., "rows": [...], "notes": [...], "worse": number, "compared": number}``, the last the rows that
+        both have; a row has ``row`` (its name), ``verdict``
         (``slower``, ``faster``, ``same``, ``fails``, ``works``, ``new``, ``gone``), ``before`` and ``now`` (samples/s),
         ``change`` (relative), ``noise`` and ``memory_change`` (relative, of the fullest card).
     """
@@ -67,12 +68,12 @@ def compare(document: Mapping[str, Any], earlier: Mapping[str, Any], against: st
         for key, row in before.items()
         if key not in now
     ]
-    return {
-        "against": against,
-        "rows": rows,
-        "notes": _differences(document, earlier),
-        "worse": sum(row["verdict"] in ("slower", "fails") for row in rows),
-    }
+    notes = _differences(document, earlier)
+    compared = len(before.keys() & now.keys())
+    if not compared:
+        notes.append("No row ran with the same settings in both: nothing was compared.")
+    worse = sum(row["verdict"] in ("slower", "fails") for row in rows)
+    return {"against": against, "rows": rows, "notes": notes, "worse": worse, "compared": compared}
 
 
 def _key(row: Row) -> str:

@@ -81,7 +81,9 @@ class ResultFolder:
         say(f"results: {self.path}")
         if document["interrupted"]:
             return INTERRUPTED
-        worse = document.get("comparison", {}).get("worse", 0)
+        comparison = document.get("comparison")
+        # A comparison of nothing must not pass for one that found nothing.
+        worse = comparison is not None and (comparison["worse"] > 0 or comparison["compared"] == 0)
         return 1 if worse or any(row["error"] is not None for row in document["rows"]) else 0
 
     def _save_page(self, document: dict[str, Any], write_page: Callable[[dict[str, Any], Path], None]) -> None:

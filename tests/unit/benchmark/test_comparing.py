@@ -56,7 +56,7 @@ def test_memory_is_that_of_the_fullest_card() -> None:
 
 
 def test_another_machine_is_said() -> None:
-    now, before = document([], 1), document([], 1)
+    now, before = document([row("dp", 2, 1.0)], 1), document([row("dp", 2, 1.0)], 1)
     before["machine"] = {**before["machine"], "torch": "2.10.0", "cards": [{"name": "cuda:0", "model": "Tesla T4"}]}
     notes = compare(now, before)["notes"]
     assert notes == ["Other cards: Tesla T4 before, NVIDIA H200 now.", "torch: 2.10.0 before, 2.11.0 now."]
@@ -79,3 +79,12 @@ def test_what_is_no_result_is_refused(text: str | None, tmp_path: Path) -> None:
 def test_a_folder_or_its_file_can_be_named(tmp_path: Path) -> None:
     (tmp_path / "bench.json").write_text(json.dumps(document([], 1)))
     assert read_results(tmp_path) == read_results(tmp_path / "bench.json")
+
+
+def test_a_comparison_of_nothing_says_so() -> None:
+    found = compare(document([row("dp", 2, 900.0)], 2), document([row("ddp", 2, 900.0)], 2))
+    assert found["compared"] == 0
+    assert any("nothing was compared" in note for note in found["notes"])
+    found = compare(document([row("dp", 2, 900.0)], 2), document([row("dp", 2, 900.0)], 2))
+    assert found["compared"] == 1
+    assert not any("nothing was compared" in note for note in found["notes"])
