@@ -6,8 +6,8 @@ Behaviour:
     * Two tensors that differ in one element always have different sums, since an odd weight can be divided by modulo
       2**64. Tensors that differ in several have equal ones with a chance of about 2**-64.
     * Signs of zeros and the payloads of NaN count.
-    * Tensors are joined to chunks of 2**20 elements (2**16 on a CPU, whose cache holds them), so that many small ones
-      cost few kernels, and the largest needs 20 MiB of the card's memory. Sums of cards of two kinds are not equal.
+    * Tensors are joined to chunks of 2**22 elements (2**16 on a CPU, whose cache holds them), so that many small ones
+      cost few kernels, and the largest needs 80 MiB of the card's memory. Sums of cards of two kinds are not equal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 __all__ = ["checksums", "nonfinite"]
 
 _CHUNK = {"cpu": 1 << 16}
-_LARGE_CHUNK = 1 << 20
+_LARGE_CHUNK = 1 << 22
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _weights: dict[torch.device, Tensor] = {}
 

@@ -5,8 +5,8 @@
     * All graphs of a card share one memory pool, which is safe because replays of one card never overlap and hand
       their results over before the next begins.
     * The script may switch streams between replays: `catch_up` keeps them in order then.
-    * A recording that fails leaves the card as it was: its random generator, which PyTorch leaves in a state in which
-      the next draw raises, is given back the state from before.
+    * A recording that fails leaves the card as it was, also its random generator, from which graphs recorded before
+      draw: PyTorch leaves it in a state in which the next draw raises, until another recording has ended.
 
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
 """
@@ -58,7 +58,6 @@ class CudaRecorder(Recorder):
     def __init__(self, device: torch.device) -> None:
         # torch.cuda.graph's own capture stream is made once, on whichever card came first.
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._generator = torch.cuda.default_generators[device.index]
         self._device = device
         self._keeper: tuple[Any, ...] = ()
         self._last: torch.cuda.Stream | None = None
@@ -67,7 +66,6 @@ class CudaRecorder(Recorder):
     def record(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self._device)
-        before = self._generator.clone_state()
         self._stream.wait_stream(current)
         with _no_collection(), torch.cuda.stream(self._stream):
             # Made now where this thread has none: a recording can't make it.
@@ -78,7 +76,6 @@ class CudaRecorder(Recorder):
                 graph.capture_end()
             except BaseException:
                 self._end_failed(graph)
-                self._generator.graphsafe_set_state(before)
                 raise
         current.wait_stream(self._stream)
 
@@ -101,6 +98,8 @@ class CudaRecorder(Recorder):
             with contextlib.suppress(RuntimeError):  # the capture failed to begin, and counts for no use of the pool
                 torch._C._cuda_endAllocateToPool(self._device.index, keeper[0].pool())
                 torch._C._cuda_releasePool(self._device.index, keeper[0].pool())
+            with contextlib.suppress(RuntimeError):  # the card is lost, which the error in hand tells
+                self._pool()
 
     def _pool(self) -> Any:
         """The memory of all recordings. A pool that no graph uses any more can't be used again, so one graph stays."""
