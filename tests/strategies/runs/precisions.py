@@ -116,5 +116,5 @@ def draws(make: Make, folder: Path) -> dict[str, Any]:
         with closing(make(seed=seed)) as parallel:
             model = parallel.setup(nn.Dropout(0.5).train())
             (batch,) = parallel.loader(TensorDataset(torch.ones(12, 64)), batch_size=12)
-            masks.append([parallel.gather(model(batch[0])) != 0 for _ in range(2)])
+            masks.append([(parallel.gather(model(batch[0])) != 0).cpu() for _ in range(2)])
     return {"masks": masks}

@@ -82,6 +82,56 @@ def test_subsets_are_seeded_by_sample() -> None:
     assert whole == joined([walk(loader) for loader in ranks(Augmented(12), 4, 2)])
 
 
+class Seeds:
+    """Samples are the seeds that they are given."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([index, -1])
+
+    def with_seeds(self, indices: list[int], seeds: list[int]) -> list[Any]:
+        return [torch.tensor([index, seed % 2**62]) for index, seed in zip(indices, seeds, strict=True)]
+
+
+class Changed(Seeds):
+    """Changes what a sample is."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([index, -2])
+
+
+class Wrapper:
+    """Hands on all that it doesn't have itself."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([index, -3])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_a_dataset_may_take_seeds() -> None:
+    def seeds(world_size: int) -> dict[int, int]:
+        batches = joined([walk(loader) for loader in ranks(Seeds(), 4, world_size, shuffle=True, seed=3)])
+        return dict(row for batch in batches for row in batch)
+
+    alone = seeds(1)
+    assert len(set(alone.values())) == 12
+    assert seeds(3) == alone
+
+    for dataset, mark in ((Changed(), -2), (Wrapper(Seeds()), -3)):
+        ((rows, _),) = walk(ranks(dataset, 12, 1)[0])
+        assert [seed for _, seed in rows] == [mark] * 12
+
+
 def test_datasets_that_fetch_batches_repeat_from_one_seed() -> None:
     def rows(epochs: int) -> list[Any]:
         loader = GlobalLoader(AugmentedAtOnce(12), 4, num_workers=1, feed=Feed())

@@ -132,6 +132,10 @@ class ImageFiles(Dataset[Any]):
             raise IndexError(index)
         return ImageSample(self, index, random.getrandbits(64))
 
+    def with_seeds(self, indices: Sequence[int], seeds: Sequence[int]) -> list[ImageSample]:
+        """The samples at `indices`, with the views that `seeds` give; our loaders ask for them so."""
+        return [ImageSample(self, index, seed) for index, seed in zip(indices, seeds, strict=True)]
+
     def load_batch(self, indices: Sequence[int], seeds: Sequence[int]) -> tuple[Tensor, list[Any]]:
         """Decode the files at `indices`, with the views that `seeds` give.
 

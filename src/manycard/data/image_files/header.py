@@ -15,6 +15,10 @@ from typing import NamedTuple
 
 __all__ = ["BadImage", "JpegHeader", "read_header"]
 
+_SEGMENT = struct.Struct(">BBH")
+"""A fill byte, the marker, and the length of what follows, its own two bytes counted."""
+_FRAME = struct.Struct(">BHHB")
+"""Bits a sample, height, width and the number of components."""
 _START, _SCAN, _END = 0xD8, 0xDA, b"\xff\xd9"
 _TAIL = 256
 """Bytes at a file's end that are searched for its end first; some writers append their own."""
@@ -56,22 +60,24 @@ def read_header(data: bytes | memoryview) -> JpegHeader | None:
     place, orientation, plain, size = 2, 1, True, None
     try:
         while True:
-            marker, place = _next_marker(data, place)
+            fill, marker, length = _SEGMENT.unpack_from(data, place)
+            if fill != 0xFF:
+                raise BadImage("its header is damaged")
             if marker == _SCAN:
                 break
-            (length,) = struct.unpack_from(">H", data, place)
             if marker in _FRAMES:
-                bits, height, width, components = struct.unpack_from(">BHHB", data, place + 2)
+                bits, height, width, components = _FRAME.unpack_from(data, place + 4)
                 size = (width, height)
-                named = data[place + 8 : place + 8 + 3 * components : 3]
+                named = data[place + 10 : place + 10 + 3 * components : 3]
                 plain = plain and bits == 8 and components in (1, 3) and named != b"RGB"
             elif marker in _OTHER_FRAMES:
                 return None
-            elif marker == _EXIF and data[place + 2 : place + 8] == b"Exif\0\0":
-                orientation = _read_orientation(data[place + 8 : place + length])
-            elif marker == _ADOBE and data[place + 2 : place + 7] == b"Adobe":
-                plain = plain and data[place + 13] == 1
-            place += length
+            elif marker == _EXIF and data[place + 4 : place + 10] == b"Exif\0\0":
+                orientation = _read_orientation(data[place + 10 : place + 2 + length])
+            elif marker == _ADOBE and data[place + 4 : place + 9] == b"Adobe":
+                plain = plain and data[place + 15] == 1
+            # Any number of fill bytes may stand before a marker.
+            place += 1 if marker == 0xFF else 2 + length
     except (struct.error, IndexError):
         raise BadImage("its header is not whole") from None
     if size is None or not all(size):
@@ -80,15 +86,6 @@ def read_header(data: bytes | memoryview) -> JpegHeader | None:
     if bytes(data[max(place, len(data) - _TAIL) :]).rfind(_END) < 0 and bytes(data[place:]).rfind(_END) < 0:
         raise BadImage("it is cut off: its end is missing")
     return JpegHeader(*size, orientation) if plain else None
-
-
-def _next_marker(data: bytes | memoryview, place: int) -> tuple[int, int]:
-    """The marker at or after `place`, and where its segment begins."""
-    if data[place] != 0xFF:
-        raise BadImage("its header is damaged")
-    while data[place] == 0xFF:
-        place += 1
-    return data[place], place + 1
 
 
 def _read_orientation(tiff: bytes | memoryview) -> int:

@@ -37,8 +37,8 @@ def make(name: str, recipe: Recipe, workers: int = 2) -> Backend:
         return Card(
             recipe,
             workers,
-            torch.device("cpu"),
-            lambda encoded: [decode_jpeg(each, mode=ImageReadMode.RGB) for each in encoded],
+            [torch.device("cpu")] * 2,
+            lambda encoded: [decode_jpeg(each.tensor(), mode=ImageReadMode.RGB) for each in encoded],
         )
     return BACKENDS[name](recipe, workers)
 

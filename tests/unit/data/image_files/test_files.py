@@ -50,7 +50,7 @@ def test_every_file_in_its_place(at_once: bool, paths: list[str], tmp_path: Path
             prepared = found[row]
             assert isinstance(prepared, Prepared)
             assert prepared.encoded is not None
-            assert prepared.encoded.numpy().tobytes() == Path(asked[row]).read_bytes()
+            assert prepared.encoded.tensor().numpy().tobytes() == Path(asked[row]).read_bytes()
         assert isinstance(found[2], Prepared)
         assert found[2].decoded is not None
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("manycard-files")]

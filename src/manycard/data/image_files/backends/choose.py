@@ -103,7 +103,7 @@ def check_name(name: str) -> None:
 def _make(recipe: Recipe, name: str, workers: int, cards: Sequence[int] | None) -> Backend:
     check_name(name)
     if name == Card.name:
-        return Card(recipe, workers, torch.device("cuda", cards[0] if cards else torch.cuda.current_device()))
+        return Card(recipe, workers, [torch.device("cuda", card) for card in cards or (torch.cuda.current_device(),)])
     if name == DaliMixed.name:
         return DaliMixed(recipe, workers, cards or (torch.cuda.current_device(),))
     if cards and name != Dali.name:  # DALI normalises by itself, on the host
