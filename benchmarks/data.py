@@ -163,8 +163,12 @@ def run_training(way: str, options: argparse.Namespace) -> dict[str, Any]:
         walk: Iterator[Any] = endless([batch])
     else:
         walk = endless(batches_of(way, options, parallel)[0])
-    for _ in range(10):
+    warm = time.perf_counter()
+    done = 0
+    # CUDA graphs are recorded and compared with steps without them in the first ones.
+    while done < 30 or time.perf_counter() - warm < 2:
         step(next(walk))
+        done += 1
     synchronize()
     begin, images = time.perf_counter(), 0
     while time.perf_counter() - begin < options.seconds:
