@@ -76,7 +76,8 @@ def profile(
 ) -> int:
     """Show where the time of a script's steps goes on each card, and what would make them faster.
 
-    The script may use manycard or not. A step ends with an optimizer's step.
+    The script may use manycard or not. A step ends with the optimizer's step; of several that take turns (a GAN's), with
+    the last one's.
 
     \b
     Examples:

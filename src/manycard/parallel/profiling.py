@@ -95,7 +95,11 @@ def start_recording(
     names = [card.name for card in strategy.cards]
     if several:
         names = [names[rank % len(names)]]
-    setup = Setup(strategy=strategy.name, workers=loader.num_workers if isinstance(loader, GlobalLoader) else None)
+    setup = Setup(
+        strategy=strategy.name,
+        workers=loader.num_workers if isinstance(loader, GlobalLoader) else None,
+        gathers=strategy.name == "torch_dp",
+    )
     made = Recording(settings, lambda: names, lambda: setup, then, f"rank{rank}" if several else "trace")
     made.start()
     return made
@@ -116,7 +120,9 @@ def begin_from_environment(strategy: Strategy | None = None, cards: Sequence[str
         rank = strategy.peers.rank
         cards = [card.name for card in strategy.cards]
         cards = [cards[rank % len(cards)]] if strategy.peers.world_size > 1 else cards
-    setup = Setup(gathers=True) if strategy is None else Setup(strategy=strategy.name)
+    # A script without `Parallel` computes its loss outside of the calls that are spread.
+    gathers = strategy is None or strategy.name == "torch_dp"
+    setup = Setup(strategy="" if strategy is None else strategy.name, gathers=gathers)
     if _begun:
         _begun[0].describe(lambda: cards, lambda: setup)
         _strategies[:] = [strategy] if strategy is not None else []

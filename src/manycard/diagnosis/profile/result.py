@@ -40,7 +40,9 @@ class Profile:
             "steps": self.steps,
             "step_ms": round(max((card.step for card in self.cards), default=0.0), 4),
             "cards": [card.as_dict() for card in self.cards],
-            "findings": [{**asdict(each.finding), "gain": round(each.gain, 3)} for each in self.opportunities],
+            "findings": [
+                {**asdict(each.finding), "gain": round(each.gain, 3), "part": each.part} for each in self.opportunities
+            ],
             "memory": list(self.memory),
             "growth": [asdict(finding) for finding in self.growth],
             "setup": asdict(self.setup),
