@@ -27,7 +27,9 @@ class Profile:
     memory: tuple[dict[str, Any], ...] = ()
     """Of each card, what its memory was for, in bytes, and as ``text``; see `manycard.diagnosis.memory_use`."""
     growth: tuple[Finding, ...] = ()
-    """Memory that grew from step to step, and memory that is uneven."""
+    """Memory that grew from step to step, and memory that is uneven or fragmented."""
+    reserves: tuple[dict[str, Any], ...] = ()
+    """Of each GPU, what the allocator has taken, in bytes (`manycard.diagnosis.memory_use.Reserve`)."""
 
     @property
     def opportunities(self) -> list[Opportunity]:
@@ -45,6 +47,7 @@ class Profile:
             ],
             "memory": list(self.memory),
             "growth": [asdict(finding) for finding in self.growth],
+            "reserves": list(self.reserves),
             "setup": asdict(self.setup),
             "traces": list(self.traces),
         }
@@ -61,6 +64,7 @@ class Profile:
             tuple(read["traces"]),
             tuple(read["memory"]),
             tuple(Finding(**finding) for finding in read["growth"]),
+            tuple(read.get("reserves", ())),
         )
 
     def __str__(self) -> str:
@@ -94,4 +98,5 @@ def merged(profiles: Sequence[Profile]) -> Profile:
         tuple(trace for each in profiles for trace in each.traces),
         tuple(row for each in profiles for row in each.memory),
         tuple(dict.fromkeys(finding for each in profiles for finding in each.growth)),
+        tuple(row for each in profiles for row in each.reserves),
     )
