@@ -18,6 +18,8 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -43,7 +45,7 @@ from manycard.cli.options import (
 from manycard.cli.run import StrategyOption, run_quietly
 from manycard.cli.run_request import RunRequest
 from manycard.diagnosis.memory_use import Reserve
-from manycard.diagnosis.profile import PARTS, Profile, ProfileSettings, merged
+from manycard.diagnosis.profile import PARTS, Profile, ProfileSettings, merged, split_by_card
 from manycard.errors import HangError, RankFailed, SettingError
 from manycard.parallel.profiling import VARIABLE, begin_from_environment, end_from_environment, with_fragments
 
@@ -59,6 +61,10 @@ _OutOption = Annotated[
 _MemoryOption = Annotated[
     bool, typer.Option("--memory", help="First watch memory for 40 steps, and name what keeps more in each.")
 ]
+_PerCardOption = Annotated[
+    bool,
+    typer.Option("--per-card", help="Also write a trace a GPU, with a rank each, as HolisticTraceAnalysis reads them."),
+]
 _WholeOption = Annotated[bool, typer.Option("--whole", help="Let the script run to its end.")]
 
 
@@ -71,6 +77,7 @@ def profile(
     skip: _SkipOption = 5,
     out: _OutOption = None,
     memory: _MemoryOption = False,
+    per_card: _PerCardOption = False,
     whole: _WholeOption = False,
     strategy: StrategyOption = None,
     cards: CardsOption = None,
@@ -122,6 +129,8 @@ def profile(
         words = [word for name, value in options.items() if value is not None for word in (name, value)]
         words += ["-m"] if module else []
         result = _with_remedies(result, [*words, script, *(arguments or ())], time.monotonic() - began)
+    if per_card and result is not None:
+        result = _with_cards_of_their_own(result, folder / "per-card")
     if as_json:
         print_json({"script": script, "status": status, **(result.as_dict() if result else {"cards": []})})
     elif failed is None and result is not None and result.cards:
@@ -136,6 +145,14 @@ def profile(
         say(f"{script} made too few steps: {least}. Fix: give --skip 0, or let it run longer.")
         return 1
     return status
+
+
+def _with_cards_of_their_own(result: Profile, folder: Path) -> Profile:
+    """`result` with a trace a GPU besides."""
+    written = [str(path) for trace in result.traces for path in split_by_card(Path(trace), folder)]
+    if not written:
+        say("--per-card: the traces hold nothing of GPUs, and stay as they are")
+    return replace(result, traces=(*result.traces, *written))
 
 
 def _with_remedies(result: Profile, words: list[str], took: float) -> Profile:

@@ -11,6 +11,7 @@ Behaviour:
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import weakref
@@ -29,6 +30,7 @@ from torch.profiler import profile as torch_profile
 
 from manycard.diagnosis.profile.breakdown import break_down
 from manycard.diagnosis.profile.findings import Setup
+from manycard.diagnosis.profile.per_card import RANK_KEY
 from manycard.diagnosis.profile.result import Profile
 from manycard.diagnosis.profile.trace import read_trace
 from manycard.engine.spans import SPAN, recording, span
@@ -136,6 +138,9 @@ class Recording:
         every_thread = _ExperimentalConfig(profile_all_threads=True)
         self._profiler = torch_profile(activities=activities, experimental_config=every_thread)
         self._profiler.start()
+        # Readers of traces ask for a rank; where there is a process group, torch has written it.
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            self._profiler.add_metadata_json(RANK_KEY, json.dumps({"rank": 0, "world_size": 1}))
         recording(True)
         PULSE.spans = _activity
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from manycard.diagnosis.profile import split_by_card
 from manycard.diagnosis.profile.breakdown import PARTS, CardTime, break_down
 from manycard.diagnosis.profile.findings import Setup, find_opportunities
 from manycard.diagnosis.profile.intervals import intersection, length, minus, union
@@ -201,6 +203,33 @@ def test_traces_are_read_from_files(tmp_path: Path) -> None:
     expected = read_trace(document)
     assert len(expected.kernels) == 5
     assert read_trace(tmp_path / "trace.json") == read_trace(tmp_path / "trace.json.gz") == expected
+
+
+def test_a_trace_is_split_into_one_a_card_as_other_tools_take_them(tmp_path: Path) -> None:
+    """What HolisticTraceAnalysis asks of a file: a rank, and kernels with category, stream and correlation."""
+    made = one_step(cards=2)
+    made.kernel(705, 790, 191, "only_on_the_second", device=1)
+    document = {"schemaVersion": 1, "distributedInfo": {"rank": 0}, "traceEvents": made.events}
+    with gzip.open(tmp_path / "trace.json.gz", "wt") as file:
+        json.dump(document, file)
+    files = split_by_card(tmp_path / "trace.json.gz", tmp_path / "cards")
+    assert [path.name for path in files] == ["rank0.json.gz", "rank1.json.gz"]
+    whole = {card.card: card for card in made.cards("cuda:0", "cuda:1")}
+    for place, path in enumerate(files):
+        with gzip.open(path, "rt") as file:
+            text = file.read()
+        assert re.findall(r'"rank":\s+(\d+)', text) == [str(place)]
+        events = json.loads(text)["traceEvents"]
+        kernels = [event for event in events if event["cat"] in ("kernel", "gpu_memcpy")]
+        assert {event["args"]["device"] for event in kernels} == {place}
+        assert len(kernels) == 5 + place
+        assert all({"ts", "dur", "pid", "tid"} <= set(event) for event in kernels)
+        assert all("stream" in event["args"] and "correlation" in event["args"] for event in kernels)
+        (card,) = break_down(read_trace(path), [f"cuda:{place}"])
+        assert card.as_dict() == whole[f"cuda:{place}"].as_dict()
+    with gzip.open(tmp_path / "host.json.gz", "wt") as file:
+        json.dump({"traceEvents": [span("aten::mm", 0, 1)]}, file)
+    assert split_by_card(tmp_path / "host.json.gz", tmp_path / "none") == []
 
 
 def test_sums_over_intervals() -> None:
