@@ -50,6 +50,8 @@ class Setup:
     """Those of them that could use fused kernels and don't."""
     gathers: bool = False
     """Whether outputs are joined on the first card, with the loss computed there."""
+    shared: tuple[tuple[str, str], ...] = ()
+    """Cards on which others compute, each with one of those processes in words."""
 
 
 def find_opportunities(cards: Sequence[CardTime], setup: Setup) -> list[Opportunity]:
@@ -116,7 +118,11 @@ def _imbalance(cards: Sequence[CardTime], setup: Setup) -> Opportunity | None:
     step = max(card.step for card in cards)
     mean = sum(times.values()) / len(times)
     spent = (times[name] - mean) if not simulated else step * (1 - mean / times[name])
-    if name == cards[0].card and setup.gathers:
+    others_there = dict(setup.shared).get(name)
+    if others_there is not None:
+        why = f"another process computes there too ({others_there})"
+        fix = "wait for it, or leave that card out with --cards (auto takes free ones)"
+    elif name == cards[0].card and setup.gathers:
         why = "outputs are joined there, and the loss outside of the model runs on that card alone"
         fix = "compute the loss on each card: parallel.train_step(loss_fn, model, optimizer), or return it from forward"
     else:

@@ -30,6 +30,7 @@ from torch.profiler import profile as torch_profile
 
 from manycard.diagnosis.profile.breakdown import break_down
 from manycard.diagnosis.profile.findings import Setup
+from manycard.diagnosis.profile.others import others_at_work
 from manycard.diagnosis.profile.per_card import RANK_KEY
 from manycard.diagnosis.profile.result import Profile
 from manycard.diagnosis.profile.trace import read_trace
@@ -166,7 +167,14 @@ class Recording:
         found = break_down(trace, list(self._cards()))
         graphs = any(each.what == "replay" for each in trace.spans)
         unfused = tuple(sorted({type(o).__name__ for o in self._optimizers if not found or _is_unfused(o)}))
-        setup = replace(self._setup(), graphs=graphs, optimizers=trace.optimizers, cores=_cores(), unfused=unfused)
+        setup = replace(
+            self._setup(),
+            graphs=graphs,
+            optimizers=trace.optimizers,
+            cores=_cores(),
+            unfused=unfused,
+            shared=others_at_work([card.card for card in found if not card.simulated]),
+        )
         self.profile = Profile(tuple(found), max(len(trace.beats) - 1, 0), setup, (str(path),))
         self._then(self.profile)
 

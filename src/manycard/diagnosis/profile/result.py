@@ -57,6 +57,7 @@ class Profile:
         """From what `as_dict` gave."""
         pairs = read["setup"].items()
         setup: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in pairs}
+        setup["shared"] = tuple((card, words) for card, words in setup.get("shared", ()))
         return cls(
             tuple(map(CardTime.of, read["cards"])),
             read["steps"],

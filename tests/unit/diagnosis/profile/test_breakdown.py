@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from manycard.diagnosis.profile import split_by_card
+from manycard.diagnosis.profile import Profile, split_by_card
 from manycard.diagnosis.profile.breakdown import PARTS, CardTime, break_down
 from manycard.diagnosis.profile.findings import Setup, find_opportunities
 from manycard.diagnosis.profile.intervals import intersection, length, minus, union
@@ -170,6 +170,27 @@ def test_a_first_card_that_has_the_loss_to_itself() -> None:
     assert first.gain == pytest.approx(15 / 12.5)
     other = find_opportunities(cards[::-1], Setup())[0]
     assert "manycard doctor" in other.finding.fix
+
+
+def test_a_card_on_which_somebody_else_computes() -> None:
+    cards = [card("cuda:0", forward=4, backward=6, idle=5), card("cuda:1", forward=6, backward=9)]
+    shared = Setup(shared=(("cuda:1", "python other.py (pid 17)"),))
+    first = find_opportunities(cards, shared)[0]
+    assert first.finding.cause == "cuda:1 holds the other cards back"
+    assert "another process computes there too (python other.py (pid 17))" in first.finding.evidence
+    assert "--cards" in first.finding.fix
+    even = [card(f"cuda:{index}", forward=4, backward=6) for index in range(2)]
+    assert find_opportunities(even, shared) == []
+    profile = Profile((cards[0],), 1, shared)
+    assert Profile.of(json.loads(json.dumps(profile.as_dict()))).setup == shared
+
+
+def test_nn_data_parallel_that_sends_its_model_in_each_step() -> None:
+    cards = [card(f"cuda:{index}", forward=3, backward=5, reduce=4) for index in range(2)]
+    (found,) = find_opportunities(cards, Setup(strategy="torch_dp"))
+    assert found.finding.cause.startswith("nn.DataParallel sends the model to every card in each step")
+    assert "mc.DataParallel(model)" in found.finding.fix
+    assert found.part == "reduce"
 
 
 def test_reducing_that_nothing_hides_and_an_unfused_optimizer() -> None:
