@@ -159,7 +159,8 @@ def test_waits_of_the_host_are_counted() -> None:
 
 def card(name: str, **parts: float) -> CardTime:
     known = {**dict.fromkeys(PARTS, 0.0), **parts}
-    return CardTime(name, sum(known.values()), **known, kernels=100, simulated=False)
+    step = sum(known[part] for part in PARTS)
+    return CardTime(name, step, **known, kernels=100, simulated=False)
 
 
 def test_a_first_card_that_has_the_loss_to_itself() -> None:
@@ -202,6 +203,19 @@ def test_reducing_that_nothing_hides_and_an_unfused_optimizer() -> None:
     ]
     assert found[0].gain == pytest.approx(15 / 11)
     assert "AdamW(..., fused=True)" in found[1].finding.fix
+
+
+def test_copies_that_hold_computing_up() -> None:
+    (found,) = find_opportunities([card("cuda:0", copy=3, forward=3, backward=6)], Setup(strategy="single"))
+    assert (found.finding.cause, found.part) == ("copies to the cards hold computing up", "copy")
+    assert found.finding.evidence == "3 of 12 ms a step on cuda:0"
+    assert found.gain == pytest.approx(12 / 9)
+
+
+def test_code_between_steps_that_leaves_a_gpu_without_work() -> None:
+    (found,) = find_opportunities([card("cuda:0", forward=3, backward=6, host=4, own=3.5)], Setup())
+    assert found.finding.cause == "the cards wait for the script's own code between steps"
+    assert "3.5 ms of it between steps" in found.finding.evidence
 
 
 def test_nothing_is_said_of_cards_that_compute() -> None:
