@@ -12,6 +12,8 @@ Behaviour:
 
 from __future__ import annotations
 
+import contextlib
+
 from rich.console import Console
 
 from manycard.benchmark import MatrixSettings, read_axes, run_matrix
@@ -131,7 +133,8 @@ def _run(settings: MatrixSettings, folder: ResultFolder, *, as_json: bool) -> in
         document = run_matrix(settings, folder.watch(bars), journal)
         if not document["interrupted"]:
             cards = cards_setting(settings.cards)
-            add_links(document["rows"], lambda: faults_of_links(cards), say)
+            with contextlib.suppress(KeyboardInterrupt):  # the rows are there, and are shown
+                add_links(document["rows"], lambda: faults_of_links(cards), say)
     return folder.present(
         document, as_json=as_json, show=print_benchmark, markdown=benchmark_markdown, write_page=write_benchmark_page
     )

@@ -19,6 +19,7 @@ from manycard.report.columns import row_name
 __all__ = ["HEADING", "Causes", "causes_markdown", "causes_of", "print_causes"]
 
 HEADING = "What holds rows back"
+_EFFICIENT = 0.9
 
 
 @dataclass(frozen=True)
@@ -28,24 +29,27 @@ class Causes:
     row: str
     """In words."""
     efficiency: str
-    findings: Sequence[Mapping[str, Any]]
-    """The biggest gain first; none where nothing was found."""
+    findings: Sequence[Mapping[str, Any]] | None
+    """The biggest gain first; none where nothing was found, None where nothing could be looked for."""
     simulated: bool
 
     @property
     def title(self) -> str:
         """The row and its efficiency, and where nothing was found, that."""
-        nothing = "" if self.findings else "; nothing was found that is looked for"
-        turns = "; its cards take turns on one CPU" if self.simulated and not self.findings else ""
-        return f"{self.row}: efficiency {self.efficiency}{turns or nothing}"
+        end = ""
+        if self.findings is None:
+            end = "; it ended before steps could be recorded that say why"
+        elif not self.findings:
+            end = f"; {'its cards take turns on one CPU' if self.simulated else 'nothing was found that is looked for'}"
+        return f"{self.row}: efficiency {self.efficiency}{end}"
 
 
 def causes_of(rows: Sequence[Mapping[str, Any]]) -> list[Causes]:
-    """The rows that were looked into, with what was found."""
+    """The rows that are held back, with what was found."""
     return [
         Causes(row_name(row), figures.percent(row["efficiency"]), row["findings"], row["simulated"])
         for row in rows
-        if row.get("findings") is not None
+        if "findings" in row and row.get("efficiency") is not None and row["efficiency"] < _EFFICIENT
     ]
 
 
@@ -58,7 +62,7 @@ def print_causes(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     for each in found:
         console.print(Text(f"  {each.title}"))
         grid = Table.grid(padding=(0, 1))
-        for number, finding in enumerate(each.findings, start=1):
+        for number, finding in enumerate(each.findings or (), start=1):
             grid.add_row("   ", Text(str(number), style="bold yellow"), Text(_headline(finding)))
             grid.add_row("", "", Text(f"seen  {finding['evidence']}"))
             grid.add_row("", "", Text(f"fix   {finding['fix']}"))
@@ -76,7 +80,7 @@ def causes_markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         lines += [f"- {each.title}"]
         lines += [
             f"  {number}. **{_headline(finding)}.** Seen: {finding['evidence']}. Fix: {finding['fix']}."
-            for number, finding in enumerate(each.findings, start=1)
+            for number, finding in enumerate(each.findings or (), start=1)
         ]
     return [*lines, ""]
 

@@ -16,6 +16,7 @@ from manycard.benchmark.measurement import compare_with_single, median_of
 from manycard.benchmark.profiled import Expected
 from manycard.cards import choose_cards
 from manycard.diagnosis import Finding
+from manycard.errors import CardsError
 from manycard.launch import Script
 from tests.unit.benchmark.test_journal import Silent
 
@@ -167,6 +168,17 @@ def test_links_are_left_alone_where_no_real_row_loses_time_between_cards(changed
     before = dict(row)
     add_links([row], lambda: pytest.fail("links were measured"), lambda _: None)
     assert row == before
+
+
+def test_links_that_can_not_be_measured_leave_the_rows_as_they_are() -> None:
+    def fails() -> list[Finding]:
+        raise CardsError("--cards", "0,1", "they are gone", fix="look")
+
+    said: list[str] = []
+    row = measurement("dp", 2, 1.0, findings=(FOUND,)).to_row()
+    add_links([row], fails, said.append)
+    assert row["findings"] == [FOUND]
+    assert said[1].startswith("the links could not be measured: ")
 
 
 def timeline(bubble: float, balance: float) -> dict[str, Any]:

@@ -79,6 +79,7 @@ CAUSE = {
 
 def test_what_holds_a_row_back_is_said_with_its_gain_evidence_and_fix() -> None:
     rows = [row("single", 1, 900.0), row("dp", 2, 900.0, findings=[CAUSE]), row("ddp", 2, 800.0, findings=[])]
+    rows += [row("fsdp", 2, 700.0, findings=None), row("manual", 2, 9000.0, findings=None)]
     text = printed(document(rows, 2))
     assert "What holds rows back (efficiency under 90 %)" in text
     assert "dp on 2: efficiency 10 %" in text
@@ -86,6 +87,8 @@ def test_what_holds_a_row_back_is_said_with_its_gain_evidence_and_fix() -> None:
     assert "seen  2 of 9 ms a step wait for the loader" in text
     assert "fix   raise num_workers from 2 to 8" in text
     assert "ddp on 2: efficiency 9 %; nothing was found that is looked for" in text
+    assert "fsdp on 2: efficiency 7 %; it ended before steps could be recorded that say why" in text
+    assert "manual on 2: efficiency" not in text
     page = benchmark_markdown(document(rows, 2))
     assert "### What holds rows back" in page
     assert (
