@@ -218,6 +218,15 @@ def test_code_between_steps_that_leaves_a_gpu_without_work() -> None:
     assert "3.5 ms of it between steps" in found.finding.evidence
 
 
+def test_forward_passes_that_no_span_names_are_not_called_the_scripts_own_code() -> None:
+    seen = {"backward": 2.0, "host": 8.0, "own": 8.0}
+    parts = {**dict.fromkeys(PARTS, 0.0), **seen}
+    assert find_opportunities([CardTime("cpu:0", 10.0, **parts)], Setup()) == []
+    parts = {**parts, "forward": 1.0}
+    (found,) = find_opportunities([CardTime("cpu:0", 11.0, **parts)], Setup())
+    assert found.finding.cause.startswith("the script's own code")
+
+
 def test_nothing_is_said_of_cards_that_compute() -> None:
     cards = [
         card(f"cuda:{index}", forward=10, backward=20, update=1, reduce=0.5, host=0.5, input=0.3) for index in range(4)
