@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from manycard.benchmark.profiled import Expected, Look
 from manycard.benchmark.progress_file import ProgressFile
 from manycard.benchmark.results import write_json
 from manycard.benchmark.row import RowSpec
+from manycard.benchmark.workloads import Feeding, Workload
 from manycard.errors import ManycardError
 from manycard.parallel import Parallel
 
@@ -85,24 +86,15 @@ def measure(
         LockstepError: replicas differ after the timed steps.
     """
     workload, feeding = spec.make_workload(), spec.feeding()
-    torch.manual_seed(spec.seed)
-    plain = workload.make_model()
-    optimizer = workload.make_optimizer(plain)
-    if setting(spec.settings, "fused", False):
-        optimizer = fused(optimizer)
-    model, optimizer = parallel.setup(plain, optimizer)
-    # The losses here are known to be means over samples. The check would put the whole batch on one card.
-    graphs = setting(spec.settings, "graphs", "auto")
-    step = parallel.train_step(workload.loss, model, optimizer, check_loss=False, graphs=graphs)
+    model, step = _set_up(spec, parallel, workload)
     losses: list[Any] = []
     newest: Any = None
-    total = workload.total_steps(feeding)
+    total, walk = workload.total_steps(feeding), workload.batches(parallel, feeding)
     with (
         ProgressFile(progress_path if parallel.is_primary else None) as progress,
         EnergyMeter(parallel.cards if parallel.is_primary else []) as energy,
     ):
         meter = make_meter(spec, parallel, energy, began, lambda done, expected: progress.note(done, total or expected))
-        walk = workload.batches(parallel, feeding)
         for batch, samples in walk:
             newest = step(batch).detach()
             if len(losses) < MOST_LOSSES:
@@ -126,5 +118,25 @@ def measure(
         return row
     if progress_path is not None and parallel.is_primary:
         write_json(progress_path.parent / "result.json", row.to_row())  # so that nothing that follows can lose it
-    more = chain(walk, chain.from_iterable(workload.batches(parallel, feeding) for _ in count()))
+    more = _without_end(walk, workload, parallel, feeding)
     return Look(parallel.strategy, expected).into(row, lambda: step(next(more)[0]))
+
+
+def _set_up(spec: RowSpec, parallel: Any, workload: Workload) -> tuple[Any, Any]:
+    """The model and its train step."""
+    torch.manual_seed(spec.seed)
+    plain = workload.make_model()
+    optimizer = workload.make_optimizer(plain)
+    if setting(spec.settings, "fused", False):
+        optimizer = fused(optimizer)
+    model, optimizer = parallel.setup(plain, optimizer)
+    # The losses here are known to be means over samples. The check would put the whole batch on one card.
+    graphs = setting(spec.settings, "graphs", "auto")
+    return model, parallel.train_step(workload.loss, model, optimizer, check_loss=False, graphs=graphs)
+
+
+def _without_end(
+    walk: Iterator[tuple[Any, int]], workload: Workload, parallel: Any, feeding: Feeding
+) -> Iterator[tuple[Any, int]]:
+    """The rest of `walk`, and further epochs after it."""
+    return chain(walk, chain.from_iterable(workload.batches(parallel, feeding) for _ in count()))

@@ -17,7 +17,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -126,9 +126,8 @@ def profile(
     if result is not None and failed is None:
         options = {"--strategy": strategy, "--cards": cards, "--precision": precision, "--nccl": nccl}
         options |= {"--steps": str(steps), "--skip": str(skip), "--hang-timeout": hang_timeout}
-        words = [word for name, value in options.items() if value is not None for word in (name, value)]
-        words += ["-m"] if module else []
-        result = _with_remedies(result, [*words, script, *(arguments or ())], time.monotonic() - began)
+        words = [*_words(options), *(["-m"] if module else []), script, *(arguments or ())]
+        result = _with_remedies(result, words, time.monotonic() - began)
     if per_card and result is not None:
         result = _with_cards_of_their_own(result, folder / "per-card")
     if as_json:
@@ -145,6 +144,11 @@ def profile(
         say(f"{script} made too few steps: {least}. Fix: give --skip 0, or let it run longer.")
         return 1
     return status
+
+
+def _words(options: Mapping[str, str | None]) -> list[str]:
+    """Options as they stand on a command line, those that were given."""
+    return [word for name, value in options.items() if value is not None for word in (name, value)]
 
 
 def _with_cards_of_their_own(result: Profile, folder: Path) -> Profile:
