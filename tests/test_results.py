@@ -19,6 +19,7 @@ def rows(name: str) -> list[dict[str, Any]]:
     return found
 
 
+HEALTHY = sorted((ROOT / "benchmarks" / "results").glob("healthy-*.json"))
 UNEVEN, LENGTHS = rows("uneven-cards-cpu.json"), rows("length-buckets-cpu.json")
 
 
@@ -40,3 +41,11 @@ def test_batches_cut_by_length(row: dict[str, Any]) -> None:
     saved, difference = 100 * row["places_saved"], row["largest_loss_difference"]
     assert f"| {row['cards']} | {row['words']:,} | {places} | {saved:.0f} % | {difference:.0e} |" in TEXT
     assert f"{row['speedup']:.1f}" in TEXT
+
+
+@pytest.mark.parametrize("path", HEALTHY, ids=lambda path: path.name)
+def test_a_healthy_run_has_no_finding(path: Path) -> None:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert document["findings"] == []
+    assert f"-{document['cards']}x" in path.name
+    assert not document["profile"][0]["simulated"]

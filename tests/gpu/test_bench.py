@@ -73,3 +73,21 @@ def test_an_ablation_begins_with_nn_data_parallel_on_all_its_cards(count: int) -
     assert [row["error"] for row in document["rows"]] == [None] * len(document["rows"])
     assert all(row["skipped"] is None for row in document["rows"])
     assert rows["together", "graphs"]["total"] > 1.5
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("count", SEVERAL)
+def test_rows_that_scale_badly_say_why_and_rows_that_scale_say_nothing(count: int) -> None:
+    settings = MatrixSettings(
+        ("mlp",), choose_cards(count).cards, ("single", "dp"), counts=(count,), batch=64, steps=40, small=True
+    )
+    single, row = run_matrix(settings, Silent())["rows"]
+    assert single["findings"] is None
+    assert row["efficiency"] < 0.9
+    assert row["findings"], row
+    assert all(each["gain"] >= 1.05 and each["fix"] for each in row["findings"])
+    large = MatrixSettings(
+        ("resnet50",), choose_cards(count).cards, ("single", "dp"), counts=(count,), precision="bf16", steps=40
+    )
+    rows = run_matrix(large, Silent())["rows"]
+    assert [each["findings"] for each in rows if (each["efficiency"] or 0) >= 0.9] == [None] * len(rows), rows

@@ -62,18 +62,25 @@ class Spec(Protocol):
         """A row of results with `found` in it."""
 
 
-def run_row(spec: Spec, on_progress: OnProgress | None = None, time_limit: float = float("inf")) -> Measurement:
+def run_row(
+    spec: Spec,
+    on_progress: OnProgress | None = None,
+    time_limit: float = float("inf"),
+    expected: dict[str, Any] | None = None,
+) -> Measurement:
     """Run `spec` and return its row; a failure is a row with ``error``.
 
     Args:
         time_limit: seconds that it may take.
+        expected: what its process is told of the speed that is expected of it (`profiled.Expected`).
     """
     with tempfile.TemporaryDirectory(prefix="manycard-bench-") as name:
         folder = Path(name)
         (folder / "row.json").write_text(spec.to_json(), encoding="utf-8")
         limit = min(time_limit, 1e6)
         began = time.time()
-        request = {"began": began, "stacks_at": began + max(limit - _NOTICE, limit / 2)}
+        stacks_at = began + max(limit - _NOTICE, limit / 2)
+        request = {"began": began, "stacks_at": stacks_at, "expected": expected}
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         log_path = folder / "log"
         with log_path.open("wb") as log:

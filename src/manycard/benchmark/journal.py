@@ -59,7 +59,8 @@ class Journal:
                     raise SettingError(
                         "--resume",
                         str(path),
-                        f"it holds results of {document.get('cards')}, and the cards are {models}",
+                        f"it holds results of {_in_words(document.get('cards') or [])}, and the cards are "
+                        f"{_in_words(models)}",
                         fix="give the same --cards, or another folder",
                     )
                 continue
@@ -76,3 +77,8 @@ class Journal:
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"spec": key, "row": row.to_row()}) + "\n")
+
+
+def _in_words(models: Sequence[str]) -> str:
+    """Cards by model: ``2 x NVIDIA H200``."""
+    return ", ".join(f"{models.count(model)} x {model}" for model in dict.fromkeys(models)) or "no cards"

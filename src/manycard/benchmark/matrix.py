@@ -6,6 +6,7 @@ Behaviour:
     * A strategy that doesn't read a setting has no rows for its values.
     * Rounds are interleaved (`rounds`), a row that fails is a row with ``error``, and an interrupt keeps the rows that
       are done: `run_matrix` then returns what there is, marked ``interrupted``.
+    * In its last round, a row is told what one card did, so that it can say what holds it back (`findings`).
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from dataclasses import replace
 from typing import Any
 
 from manycard.benchmark.axes import combinations
+from manycard.benchmark.findings import add_pipelines, expect
 from manycard.benchmark.journal import Journal
 from manycard.benchmark.machine import describe_machine
-from manycard.benchmark.measurement import compare_with_single, median_of
+from manycard.benchmark.measurement import Measurement, compare_with_single, median_of
 from manycard.benchmark.pipeline_run import PIPELINE
 from manycard.benchmark.rounds import Watcher, run_rounds
 from manycard.benchmark.row import RowSpec
@@ -91,10 +93,18 @@ def run_matrix(settings: MatrixSettings, watcher: Watcher, journal: Journal | No
     machine = describe_machine(settings.cards)
     kept = journal or Journal()
 
-    def document(*, interrupted: bool = False) -> dict[str, Any]:
+    def measured() -> list[Measurement]:
         rows = [median_of(rounds) for spec in specs if (rounds := kept.rounds(spec))]
+        return add_pipelines(compare_with_single(rows))
+
+    def expected(spec: RowSpec, number: int) -> dict[str, Any] | None:
+        """What is expected of a row in its last round, by when all rounds of one card are there."""
+        found = expect(spec, measured(), kept.rounds(spec)) if number == settings.repeats else None
+        return None if found is None else found.as_dict()
+
+    def document(*, interrupted: bool = False) -> dict[str, Any]:
         return {
-            "rows": [row.to_row() for row in compare_with_single(rows)],
+            "rows": [row.to_row() for row in measured()],
             "notes": matrix_notes(settings),
             "machine": machine,
             "settings": _settings_record(settings),
@@ -102,7 +112,7 @@ def run_matrix(settings: MatrixSettings, watcher: Watcher, journal: Journal | No
         }
 
     try:
-        run_rounds(specs, settings.repeats, settings.time_limit, kept, watcher, document)
+        run_rounds(specs, settings.repeats, settings.time_limit, kept, watcher, document, expected)
     except KeyboardInterrupt:
         return document(interrupted=True)
     return document()

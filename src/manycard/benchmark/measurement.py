@@ -18,6 +18,9 @@ Figures:
     * ``joules_per_sample`` is what the row's cards drew in the steady steps, over their samples.
     * ``largest_loss_difference`` is the largest ``|loss - single's| / |single's|`` over the steps both ran; None
       unless both had the same global batches.
+    * ``findings`` say what holds a row back whose efficiency is under `EFFICIENT`, the biggest gain first: cause,
+      evidence, fix, severity and ``gain``, up to how many times as fast. Empty where nothing was found, None where
+      nothing was looked for.
     * A row that could not be measured has ``error`` set and None for its figures.
 """
 
@@ -32,7 +35,20 @@ from typing import Any
 from manycard.benchmark.axes import AXES
 from manycard.benchmark.meter import Figures
 
-__all__ = ["Measurement", "balance_of", "compare_with_single", "finite", "found_by", "largest_difference", "median_of"]
+__all__ = [
+    "EFFICIENT",
+    "Measurement",
+    "balance_of",
+    "compare_with_single",
+    "finite",
+    "found_by",
+    "largest_difference",
+    "median_of",
+    "single_of",
+]
+
+EFFICIENT = 0.9
+"""The efficiency from which nothing is said of what holds a row back."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +100,8 @@ class Measurement:
     """Of a pipeline: where the cards' time went in one step (`Timeline.as_dict`)."""
     repeats: int = 0
     """Rounds that the figures are the medians of."""
+    findings: tuple[dict[str, Any], ...] | None = None
+    """What holds the row back; None where it was not looked for."""
     samples_per_s_rounds: tuple[float, ...] = ()
     note: str | None = None
     """What to know about this row."""
@@ -187,6 +205,7 @@ def median_of(rounds: Sequence[Measurement]) -> Measurement:
         balance=balance_of(peaks),
         joules_per_sample=_median([row.joules_per_sample for row in worked]),
         repeats=len(worked),
+        findings=next((row.findings for row in reversed(worked) if row.findings is not None), None),
         samples_per_s_rounds=speeds,
         error=failed.error if failed is not None else None,
         trace=failed.trace if failed is not None else None,
@@ -194,9 +213,17 @@ def median_of(rounds: Sequence[Measurement]) -> Measurement:
 
 
 def compare_with_single(rows: Sequence[Measurement]) -> list[Measurement]:
-    """Fill in speed-up, efficiency and loss differences from the ``single`` row of each workload and setting."""
-    bases = {_base_key(row): row for row in rows if row.strategy == "single" and row.samples_per_s is not None}
-    return [_compared(row, bases.get(_base_key(row))) for row in rows]
+    """Fill in speed-up, efficiency and loss differences from the ``single`` row of each workload and setting.
+
+    Findings of a row that turns out to be efficient are dropped.
+    """
+    return [_compared(row, single_of(row, rows)) for row in rows]
+
+
+def single_of(row: Measurement, rows: Sequence[Measurement]) -> Measurement | None:
+    """The ``single`` row that `row` is compared with; None where there is none with figures."""
+    singles = [each for each in rows if each.strategy == "single" and each.samples_per_s is not None]
+    return next((each for each in reversed(singles) if _base_key(each) == _base_key(row)), None)
 
 
 def _base_key(row: Measurement) -> tuple[Any, ...]:
@@ -207,13 +234,15 @@ def _base_key(row: Measurement) -> tuple[Any, ...]:
 
 def _compared(row: Measurement, base: Measurement | None) -> Measurement:
     if base is None or base.samples_per_s is None or row.samples_per_s is None:
-        return row
+        return replace(row, findings=None)
     speedup = row.samples_per_s / base.samples_per_s
     same_batches = row.batch == base.batch
+    efficiency = speedup / row.cards
     return replace(
         row,
         speedup=speedup,
-        efficiency=speedup / row.cards,
+        efficiency=efficiency,
+        findings=row.findings if efficiency < EFFICIENT else None,
         largest_loss_difference=largest_difference(row.losses, base.losses) if same_batches else None,
     )
 

@@ -46,12 +46,14 @@ def run_rounds(
     journal: Journal,
     watcher: Watcher,
     document: Callable[[], dict[str, Any]],
+    expected: Callable[[Row, int], dict[str, Any] | None] = lambda spec, number: None,
 ) -> None:
     """Run what is missing of `repeats` rounds over `specs`.
 
     Args:
         time_limit: seconds that one row may take.
         document: the results so far, for the watcher.
+        expected: what a row's process is told of the speed that is expected of it, in a round.
 
     Raises:
         KeyboardInterrupt: the caller was interrupted; the journal has what was measured.
@@ -62,6 +64,6 @@ def run_rounds(
             if len(known) >= number or any(row.error is not None for row in known):
                 continue
             watcher.started(spec.label, number, repeats)
-            row = run_row(spec, watcher.progressed, time_limit)
+            row = run_row(spec, watcher.progressed, time_limit, expected(spec, number))
             journal.add(spec, row)
             watcher.finished(row.to_row(), document())

@@ -8,6 +8,7 @@ Behaviour:
     * When enough steps are measured, the script ends there: `Measured` leaves the step's call, `finally` blocks run,
       and nothing of the script that follows does. It derives from BaseException, so that ``except Exception`` does
       not hold it up.
+    * Where the steps are slower than was expected of them, the script goes on for a few more, which are profiled.
     * What happens between epochs (evaluation, checkpoints) isn't timed. A script that ends by itself before enough
       steps were steady gives what there is, and the row says so.
     * A script without a step gives an error that says what a step is.
@@ -31,7 +32,8 @@ from torch.utils.data import DataLoader
 from manycard.benchmark.axes import compile_argument, ddp_options
 from manycard.benchmark.energy import EnergyMeter
 from manycard.benchmark.measurement import Measurement, finite, found_by
-from manycard.benchmark.meter import StepMeter
+from manycard.benchmark.meter import Figures, StepMeter
+from manycard.benchmark.profiled import Expected, Look
 from manycard.benchmark.progress_file import ProgressFile
 from manycard.benchmark.results import write_json
 from manycard.benchmark.row import RowSpec
@@ -51,10 +53,10 @@ class Measured(BaseException):
     """Enough is known: the script ends here."""
 
 
-def measure_script(spec: RowSpec, folder: Path, began: float) -> Measurement | None:
+def measure_script(spec: RowSpec, folder: Path, began: float, expected: Expected | None = None) -> Measurement | None:
     """Run the row's script and measure it; None in ranks, where rank 0 has written the result."""
     seed_all(spec.seed)  # so that rows of a script that sets no seed start alike
-    with ScriptWatch(spec, folder, began) as watch:
+    with ScriptWatch(spec, folder, began, expected) as watch:
         try:
             Script.parse(spec.script).run()
         except Measured:
@@ -82,9 +84,10 @@ class ScriptWatch:
         spec: the row.
         folder: where progress and the result are written.
         began: ``time.time()`` when the row began.
+        expected: what its speed is compared with.
     """
 
-    def __init__(self, spec: RowSpec, folder: Path, began: float) -> None:
+    def __init__(self, spec: RowSpec, folder: Path, began: float, expected: Expected | None = None) -> None:
         self._spec = spec
         self._folder = folder
         self._began = began
@@ -92,6 +95,11 @@ class ScriptWatch:
         self.parallel: Parallel | None = None
         self.finished = False
         """Whether the result is written."""
+        self._expected = expected
+        self._look: Look | None = None
+        """Once the timed steps are over, and were slower than expected."""
+        self._row: Measurement | None = None
+        """What they have shown."""
         self._meter: StepMeter | None = None
         self._model: Any = None
         self._optimizers: list[Optimizer] = []
@@ -233,11 +241,17 @@ class ScriptWatch:
 
     def _note(self, samples: int, loss: Any, *, ends_epoch: bool) -> None:
         assert self._meter is not None, "there is a meter as soon as there is a Parallel"
+        if self._look is not None:
+            if self._look.done:
+                self._finish_look()
+                raise Measured
+            return
         if loss is not None and len(self._losses) < MOST_LOSSES:
             self._losses.append(loss.detach())
         if self._meter.step(samples):
-            self._finish("")
-            raise Measured
+            if not self._finish(""):
+                raise Measured
+            return
         if ends_epoch and self._leading_loader is not None:
             self._meter.pause()
 
@@ -245,20 +259,48 @@ class ScriptWatch:
 
     def end(self) -> None:
         """Write what there is when the script ends by itself."""
-        if not self.finished and self._meter is not None and self._meter.steps_done:
-            self._finish(f"the script ended by itself after {self._meter.steps_done} steps")
+        if self._look is not None:
+            self._finish_look()
+        elif not self.finished and self._meter is not None and self._meter.steps_done:
+            self._finish(f"the script ended by itself after {self._meter.steps_done} steps", ended=True)
 
-    def _finish(self, note: str) -> None:
+    def _finish_look(self) -> None:
+        """Add what the steps after the timed ones have shown."""
+        assert self._look is not None, "somebody looks"
+        assert self._row is not None, "there is a row before anybody looks into it"
+        look, self._look = self._look, None
+        self._row = look.end(self._row)
+        self._write()
+
+    def _write(self) -> None:
+        assert self._row is not None, "there is a row to write"
+        assert self.parallel is not None, "steps are of a Parallel"
+        if self.parallel.is_primary:
+            write_json(self._folder / "result.json", self._row.to_row())
+
+    def _finish(self, note: str, *, ended: bool = False) -> bool:
+        """Write what the timed steps have shown; whether the steps that follow are looked into."""
         assert self.parallel is not None, "steps are of a Parallel"
         assert self._meter is not None, "there is a meter as soon as there is a Parallel"
         figures = self._meter.figures()
         if figures is None:
-            return
+            return False
         if self._model is not None:
             self.parallel.check_lockstep(self._model)
         self.finished = True
-        if not self.parallel.is_primary:
-            return
+        self._row = self._measured(figures, note)
+        self._write()
+        look = Look(self.parallel.strategy, self._expected)
+        if ended or not look.begin(self._row.samples_per_s, self._row.step_ms, self._leading_loader):
+            return False
+        self._look = look
+        self._cleanup.callback(look.close)
+        return True
+
+    def _measured(self, figures: Figures, note: str) -> Measurement:
+        """The row that the timed steps make."""
+        assert self.parallel is not None, "steps are of a Parallel"
+        assert self._meter is not None, "there is a meter as soon as there is a Parallel"
         values = [finite(value) for value in torch.stack(self._losses).double().tolist()] if self._losses else []
         found = found_by(figures, simulated=self._spec.simulated)
         unread = [
@@ -274,5 +316,4 @@ class ScriptWatch:
             final_loss=values[-1] if values else None,
             note="; ".join(notes) or None,
         )
-        row = replace(row, precision=self.parallel.precision.name)
-        write_json(self._folder / "result.json", row.to_row())
+        return replace(row, precision=self.parallel.precision.name)

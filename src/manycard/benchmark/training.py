@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from manycard.benchmark.axes import compile_argument, ddp_options, setting
 from manycard.benchmark.energy import EnergyMeter
 from manycard.benchmark.measurement import Measurement, finite, found_by
 from manycard.benchmark.meter import StepMeter
+from manycard.benchmark.profiled import Expected, Look
 from manycard.benchmark.progress_file import ProgressFile
+from manycard.benchmark.results import write_json
 from manycard.benchmark.row import RowSpec
+from manycard.benchmark.workloads import Feeding, Workload
 from manycard.errors import ManycardError
 from manycard.parallel import Parallel
 
@@ -66,6 +70,7 @@ def measure(
     began: float,
     progress_path: Path | None = None,
     timeline: Callable[[Any, Any], dict[str, Any]] | None = None,
+    expected: Expected | None = None,
 ) -> Measurement:
     """Train as `spec` says and measure it.
 
@@ -75,29 +80,22 @@ def measure(
         began: ``time.time()`` when the row began.
         progress_path: where to say how far it is; None says nothing.
         timeline: called with the step and a batch when all else is measured; where the time goes.
+        expected: what its speed is compared with; a row that is slower says why.
 
     Raises:
         LockstepError: replicas differ after the timed steps.
     """
     workload, feeding = spec.make_workload(), spec.feeding()
-    torch.manual_seed(spec.seed)
-    plain = workload.make_model()
-    optimizer = workload.make_optimizer(plain)
-    if setting(spec.settings, "fused", False):
-        optimizer = fused(optimizer)
-    model, optimizer = parallel.setup(plain, optimizer)
-    # The losses here are known to be means over samples. The check would put the whole batch on one card.
-    graphs = setting(spec.settings, "graphs", "auto")
-    step = parallel.train_step(workload.loss, model, optimizer, check_loss=False, graphs=graphs)
+    model, step = _set_up(spec, parallel, workload)
     losses: list[Any] = []
     newest: Any = None
-    total = workload.total_steps(feeding)
+    total, walk = workload.total_steps(feeding), workload.batches(parallel, feeding)
     with (
         ProgressFile(progress_path if parallel.is_primary else None) as progress,
         EnergyMeter(parallel.cards if parallel.is_primary else []) as energy,
     ):
         meter = make_meter(spec, parallel, energy, began, lambda done, expected: progress.note(done, total or expected))
-        for batch, samples in workload.batches(parallel, feeding):
+        for batch, samples in walk:
             newest = step(batch).detach()
             if len(losses) < MOST_LOSSES:
                 losses.append(newest)
@@ -107,7 +105,7 @@ def measure(
     values = [finite(value) for value in torch.stack([*losses, newest]).double().tolist()]
     parallel.check_lockstep(model)
     found = {} if figures is None else found_by(figures, simulated=spec.simulated)
-    return spec.measurement(
+    row = spec.measurement(
         **found,
         losses=tuple(values[:-1]),
         final_loss=values[-1],
@@ -116,3 +114,29 @@ def measure(
         timeline=timeline(step, batch) if timeline is not None else None,
         error="it has one step only, and so no steps to time" if figures is None else None,
     )
+    if expected is None:
+        return row
+    if progress_path is not None and parallel.is_primary:
+        write_json(progress_path.parent / "result.json", row.to_row())  # so that nothing that follows can lose it
+    more = _without_end(walk, workload, parallel, feeding)
+    return Look(parallel.strategy, expected).into(row, lambda: step(next(more)[0]))
+
+
+def _set_up(spec: RowSpec, parallel: Any, workload: Workload) -> tuple[Any, Any]:
+    """The model and its train step."""
+    torch.manual_seed(spec.seed)
+    plain = workload.make_model()
+    optimizer = workload.make_optimizer(plain)
+    if setting(spec.settings, "fused", False):
+        optimizer = fused(optimizer)
+    model, optimizer = parallel.setup(plain, optimizer)
+    # The losses here are known to be means over samples. The check would put the whole batch on one card.
+    graphs = setting(spec.settings, "graphs", "auto")
+    return model, parallel.train_step(workload.loss, model, optimizer, check_loss=False, graphs=graphs)
+
+
+def _without_end(
+    walk: Iterator[tuple[Any, int]], workload: Workload, parallel: Any, feeding: Feeding
+) -> Iterator[tuple[Any, int]]:
+    """The rest of `walk`, and further epochs after it."""
+    return chain(walk, chain.from_iterable(workload.batches(parallel, feeding) for _ in count()))

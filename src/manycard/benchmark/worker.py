@@ -6,6 +6,7 @@ Behaviour:
     * A strategy with one process a card starts its ranks, which run this same module; rank 0 writes the files.
     * Whatever goes wrong is a row with ``error``, and exit status 0: the row was run, and this is what it showed.
     * After the timed steps the replicas are compared bit by bit. A row whose replicas differ is an error row.
+    * A row that is slower than was expected of it then records some steps more (`profiled`).
     * Shortly before its time is over, it writes where its threads stand.
 """
 
@@ -25,6 +26,7 @@ from typing import Any, Protocol
 from manycard.benchmark.failures import describe_failure
 from manycard.benchmark.measurement import Measurement
 from manycard.benchmark.pipeline_run import PIPELINE, PipelineRun
+from manycard.benchmark.profiled import Expected
 from manycard.benchmark.results import write_json
 from manycard.benchmark.row import RowSpec
 from manycard.benchmark.scripts import measure_script
@@ -93,10 +95,12 @@ def main(arguments: list[str]) -> int:
     """Run the row in the folder named by the only argument."""
     folder = Path(arguments[0])
     spec = RowSpec.from_json((folder / "row.json").read_text(encoding="utf-8"))
+    request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
+    expected = Expected.of(request.get("expected"))
 
     def run(began: float) -> Measurement | None:
         if spec.script:
-            return measure_script(spec, folder, began)
+            return measure_script(spec, folder, began, expected)
         if spec.strategy == PIPELINE:
             pipeline = PipelineRun(spec)
             try:
@@ -105,7 +109,7 @@ def main(arguments: list[str]) -> int:
                 pipeline.close()
         parallel = make_parallel(spec)
         try:
-            found = measure(spec, parallel, began, folder / "progress")
+            found = measure(spec, parallel, began, folder / "progress", expected=expected)
             return found if parallel.is_primary else None
         finally:
             parallel.close()

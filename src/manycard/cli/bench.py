@@ -4,6 +4,7 @@ Behaviour:
     * It trains built-in workloads, or runs a script that uses `Parallel` and measures it from inside.
     * Bars and notes go to standard error; the table goes to standard output, or with ``--json`` one JSON document
       and nothing else. All of it is also saved in a folder (`bench_results`), whose path is said.
+    * Rows of an efficiency under 0.9 end with what holds them back, from a few profiled steps after the timed ones.
     * A row that fails is a row with its error. Exit status: 0 all rows worked; 1 a row failed, or something got
       slower than in the run that ``--against`` names; 2 wrong usage; 130 interrupted: the rows done by then are printed
       and saved, and ``--resume`` goes on from there.
@@ -11,17 +12,20 @@ Behaviour:
 
 from __future__ import annotations
 
+import contextlib
+
 from rich.console import Console
 
 from manycard.benchmark import MatrixSettings, read_axes, run_matrix
 from manycard.benchmark.ablation import AblationSettings
+from manycard.benchmark.findings import add_links, faults_of_links
 from manycard.cards import choose_cards
 from manycard.cli import bench_options as options
 from manycard.cli.bench_ablate import ablate_settings, refuse_with_ablate, refuse_without_ablate
 from manycard.cli.bench_results import ResultFolder, termination_as_interrupt
 from manycard.cli.options import CardsOption, JsonOption, ModuleOption, PrecisionOption, say
 from manycard.errors import SettingError
-from manycard.launch import Script
+from manycard.launch import Script, cards_setting
 from manycard.report import BenchmarkProgress, benchmark_markdown, print_benchmark, write_benchmark_page
 
 __all__ = ["bench"]
@@ -60,7 +64,8 @@ def bench(
     """Measure strategies, card counts and settings against each other: speed, memory, energy and losses.
 
     Every row runs in a process of its own, from the same first weights and on the same data, in interleaved rounds.
-    Results are printed and saved as JSON, CSV, Markdown and HTML.
+    What holds rows of an efficiency under 90 % back is named, with its fix. Results are printed and saved as JSON, CSV,
+    Markdown and HTML.
 
     \b
     Examples:
@@ -126,6 +131,10 @@ def _run(settings: MatrixSettings, folder: ResultFolder, *, as_json: bool) -> in
     journal = folder.journal(settings.cards)
     with BenchmarkProgress(Console(stderr=True)) as bars, termination_as_interrupt():
         document = run_matrix(settings, folder.watch(bars), journal)
+        if not document["interrupted"]:
+            cards = cards_setting(settings.cards)
+            with contextlib.suppress(KeyboardInterrupt):  # the rows are there, and are shown
+                add_links(document["rows"], lambda: faults_of_links(cards), say)
     return folder.present(
         document, as_json=as_json, show=print_benchmark, markdown=benchmark_markdown, write_page=write_benchmark_page
     )

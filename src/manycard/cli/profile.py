@@ -5,6 +5,8 @@ Behaviour:
       ended by SystemExit, or runs on with ``--whole``. What it prints goes to standard error.
     * A table and the findings, the biggest gain first, on standard output; with ``--json`` one document.
     * The traces are kept, and their paths printed.
+    * Where a GPU's memory is fragmented, the same steps run again under each remedy (`profile_remedies`); the finding
+      says what that has changed.
     * A run in ranks that fails shows what `run` shows; with ``--json`` the document comes all the same.
     * Exit status: 0 recorded, whatever was found; 1 the script failed, or made too few steps; 2 wrong usage.
 """
@@ -14,7 +16,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -24,6 +29,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from manycard.cards import choose_cards
+from manycard.cli import profile_remedies as remedies
 from manycard.cli.options import (
     ArgumentsArgument,
     CardsOption,
@@ -38,9 +44,10 @@ from manycard.cli.options import (
 )
 from manycard.cli.run import StrategyOption, run_quietly
 from manycard.cli.run_request import RunRequest
-from manycard.diagnosis.profile import PARTS, Profile, ProfileSettings, merged
+from manycard.diagnosis.memory_use import Reserve
+from manycard.diagnosis.profile import PARTS, Profile, ProfileSettings, merged, split_by_card
 from manycard.errors import HangError, RankFailed, SettingError
-from manycard.parallel.profiling import VARIABLE, begin_from_environment, end_from_environment
+from manycard.parallel.profiling import VARIABLE, begin_from_environment, end_from_environment, with_fragments
 
 __all__ = ["profile"]
 
@@ -54,6 +61,10 @@ _OutOption = Annotated[
 _MemoryOption = Annotated[
     bool, typer.Option("--memory", help="First watch memory for 40 steps, and name what keeps more in each.")
 ]
+_PerCardOption = Annotated[
+    bool,
+    typer.Option("--per-card", help="Also write a trace a GPU, with a rank each, as HolisticTraceAnalysis reads them."),
+]
 _WholeOption = Annotated[bool, typer.Option("--whole", help="Let the script run to its end.")]
 
 
@@ -66,6 +77,7 @@ def profile(
     skip: _SkipOption = 5,
     out: _OutOption = None,
     memory: _MemoryOption = False,
+    per_card: _PerCardOption = False,
     whole: _WholeOption = False,
     strategy: StrategyOption = None,
     cards: CardsOption = None,
@@ -76,7 +88,8 @@ def profile(
 ) -> int:
     """Show where the time of a script's steps goes on each card, and what would make them faster.
 
-    The script may use manycard or not. A step ends with an optimizer's step.
+    The script may use manycard or not. A step ends with the optimizer's step; of several that take turns (a GAN's),
+    with the last one's. Where memory is fragmented, remedies are tried in short runs of the script.
 
     \b
     Examples:
@@ -90,6 +103,9 @@ def profile(
         old.unlink()
     skip = max(skip, 40) if memory else skip
     asked = {"steps": steps, "skip": skip, "out": str(folder.resolve()), "whole": whole, "memory": memory}
+    if os.environ.get(remedies.VARIABLE) == "empty":
+        asked["empty_at"] = max(skip // 2, 1)
+    began = time.monotonic()
     failed: RankFailed | HangError | None = None
     try:
         status = run_quietly(
@@ -107,6 +123,13 @@ def profile(
         failed, status = error, max(getattr(error, "exit_code", 1), 1)
     found = [Profile.of(json.loads(path.read_text())) for path in sorted(folder.glob("profile*.json"))]
     result = merged(found) if found else None
+    if result is not None and failed is None:
+        options = {"--strategy": strategy, "--cards": cards, "--precision": precision, "--nccl": nccl}
+        options |= {"--steps": str(steps), "--skip": str(skip), "--hang-timeout": hang_timeout}
+        words = [*_words(options), *(["-m"] if module else []), script, *(arguments or ())]
+        result = _with_remedies(result, words, time.monotonic() - began)
+    if per_card and result is not None:
+        result = _with_cards_of_their_own(result, folder / "per-card")
     if as_json:
         print_json({"script": script, "status": status, **(result.as_dict() if result else {"cards": []})})
     elif failed is None and result is not None and result.cards:
@@ -121,6 +144,32 @@ def profile(
         say(f"{script} made too few steps: {least}. Fix: give --skip 0, or let it run longer.")
         return 1
     return status
+
+
+def _words(options: Mapping[str, str | None]) -> list[str]:
+    """Options as they stand on a command line, those that were given."""
+    return [word for name, value in options.items() if value is not None for word in (name, value)]
+
+
+def _with_cards_of_their_own(result: Profile, folder: Path) -> Profile:
+    """`result` with a trace a GPU besides."""
+    written = [str(path) for trace in result.traces for path in split_by_card(Path(trace), folder)]
+    if not written:
+        say("--per-card: the traces hold nothing of GPUs, and stay as they are")
+    return replace(result, traces=(*result.traces, *written))
+
+
+def _with_remedies(result: Profile, words: list[str], took: float) -> Profile:
+    """`result` with what is to be said of fragmented memory, once remedies were tried."""
+    reserves = [Reserve(**row) for row in result.reserves]
+    if remedies.is_trial() or not any(reserve.is_fragmented for reserve in reserves):
+        return result
+    worst = max(reserves, key=lambda reserve: reserve.fragments)
+    why_not = remedies.why_not_tried(reserves)
+    if why_not:
+        return with_fragments(result, why_not=why_not)
+    say(f"memory of {worst.card} is fragmented: trying remedies, in runs of the same steps")
+    return with_fragments(result, remedies.try_remedies(words, worst.card, 60 + 3 * took))
 
 
 @contextlib.contextmanager

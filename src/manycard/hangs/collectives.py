@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ class Collective:
     name: str
     """``"all_reduce"``, as PyTorch calls it."""
     sizes: str
-    """What it was given, such as ``[[1024]] float``."""
+    """What it was given, such as ``3 x 1024 float numbers``."""
     ended: bool
     group: str = ""
 
@@ -50,13 +51,19 @@ def newest_collective() -> Collective | None:
 
 
 def _read(entry: dict[str, Any]) -> Collective:
-    kinds = ", ".join(dict.fromkeys(str(kind).lower() for kind in entry.get("input_dtypes", [])))
-    sizes = entry.get("input_sizes") or []
-    words = f"{list(map(list, sizes))} {kinds}".strip() if sizes else ""
     return Collective(
         number=int(entry.get("collective_seq_id", 0)),
         name=str(entry.get("profiling_name", "")).partition(":")[2] or str(entry.get("profiling_name", "")),
-        sizes=words,
+        sizes=_in_words(entry.get("input_sizes") or [], entry.get("input_dtypes") or []),
         ended=entry.get("state") == "completed" or bool(entry.get("retired")),
         group=str((entry.get("process_group") or ("", ""))[1]),
     )
+
+
+def _in_words(sizes: Sequence[Sequence[int]], kinds: Sequence[object]) -> str:
+    """Tensors in words; empty for none."""
+    if not sizes:
+        return ""
+    each = " and ".join(" x ".join(map(str, size)) or "1" for size in sizes)
+    what = ", ".join(dict.fromkeys(str(kind).lower() for kind in kinds))
+    return " ".join(word for word in (each, what, "numbers") if word)

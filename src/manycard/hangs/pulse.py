@@ -1,8 +1,10 @@
 """What this process does at the moment, and since when: what a hang is told by.
 
 Behaviour:
-    * ``beat`` says that a step has ended. ``busy`` says what runs meanwhile: a step, a wait for the loader, an
-      evaluation, a checkpoint. Both cost about a microsecond and wait for nothing.
+    * ``stepped`` says that an optimizer or a train step has stepped. Where that ends an iteration of the training
+      (`iterations`), a step has ended, which is a ``beat``; elsewhere it is progress. ``busy`` says what runs
+      meanwhile: a step, a wait for the loader, an evaluation, a checkpoint. All cost a microsecond or two and wait for
+      nothing.
     * The time without a beat that counts as a hang follows what was measured: 20 times the longest of the newest steps,
       and at least `AUTO` seconds, or what the script or the command line asks for. The first steps (start-up,
       compilation, autotuning), evaluations and checkpoints get `SLACK` times as much.
@@ -17,6 +19,7 @@ import os
 import struct
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,6 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from manycard.errors import HangError, SettingError
+from manycard.hangs.iterations import Iterations
 
 __all__ = ["ACTIONS", "AUTO", "PULSE", "SLACK", "HangSettings", "Pulse", "PulseFile", "hang_settings"]
 
@@ -127,7 +131,11 @@ class Pulse:
         """Makes the context of an activity, in which a profiler names it."""
         self.listeners: list[Callable[[], None]] = []
         """Called after each step."""
-        self._last = time.monotonic()
+        self._last = self._beat = time.monotonic()
+        self._iterations = Iterations()
+        self._numbers: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+        """Of optimizers and train steps, in order of appearance."""
+        self._appeared = 0
         self._took: deque[float] = deque(maxlen=32)
         self._activities: list[tuple[str, float]] = []
         self._beating = False
@@ -152,7 +160,7 @@ class Pulse:
 
     @property
     def silent(self) -> float:
-        """Seconds since there was progress: a step that ended, or something that began or ended."""
+        """Seconds since there was progress: an optimizer that stepped, or something that began or ended."""
         since = self._activities[-1][1] if self._activities else 0.0
         return time.monotonic() - max(self._last, since)
 
@@ -161,13 +169,25 @@ class Pulse:
         self.settings = settings
         self._write()
 
+    def stepped(self, who: object) -> None:
+        """An optimizer or a train step has stepped: a beat, where that ends an iteration of the training."""
+        number = self._numbers.get(who)
+        if number is None:
+            number = self._numbers[who] = self._appeared
+            self._appeared += 1
+        if self._iterations.stepped(number):
+            self.beat()
+        else:
+            self._last = time.monotonic()
+            self._write()
+
     def beat(self) -> None:
         """A step has ended."""
         now = time.monotonic()
         if self._beating:  # the first one ends no interval between steps
-            self._took.append(now - self._last)
+            self._took.append(now - self._beat)
         self._beating = True
-        self._last = now
+        self._last = self._beat = now
         self.steps += 1
         self._write()
         for listener in tuple(self.listeners):
@@ -253,15 +273,15 @@ class Pulse:
             self.file.write(self.steps, max(self._last, since), since, self.limit, self.activity)
 
     def follow_optimizers(self) -> None:
-        """Let every step of any optimizer be a beat, for loops that are written out."""
+        """Be told of every step of any optimizer, for loops that are written out."""
         if self._follows:
             return
         self._follows = True
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        def note(*_: Any) -> None:
+        def note(optimizer: Any, *_: Any) -> None:
             if not any(what == "step" for what, _ in self._activities):
-                self.beat()
+                self.stepped(optimizer)
 
         register_optimizer_step_post_hook(note)
 

@@ -19,15 +19,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from manycard.data import GlobalLoader
 from manycard.diagnosis.finding import Finding
-from manycard.diagnosis.memory_use import GrowthWatch, judge_memory
+from manycard.diagnosis.memory_use import (
+    GrowthWatch,
+    Reserve,
+    Tried,
+    judge_fragments,
+    judge_memory,
+    reserves_of_process,
+)
 from manycard.diagnosis.profile import Profile, ProfileSettings, Recording, Setup, merged
 from manycard.hangs import PULSE
 from manycard.parallel.memory import memory_of_process
 from manycard.strategies import Strategy
 
-__all__ = ["VARIABLE", "Profiling", "begin_from_environment", "end_from_environment"]
+__all__ = [
+    "VARIABLE",
+    "Profiling",
+    "begin_from_environment",
+    "end_from_environment",
+    "start_recording",
+    "with_fragments",
+]
 
 VARIABLE = "MANYCARD_PROFILE"
 """Set by ``manycard profile``: ``{"steps": ..., "skip": ..., "out": FOLDER, "whole": ...}``."""
@@ -72,18 +88,28 @@ class Profiling:
         return len(self._loader)  # type: ignore[arg-type]
 
     def _show(self, profile: Profile) -> None:
-        self.result = merged(self._strategy.peers.gather_objects(with_memory(profile, self._strategy)))
+        everyone = self._strategy.peers.gather_objects(with_memory(profile, self._strategy))
+        self.result = with_fragments(merged(everyone), why_not="manycard profile SCRIPT tries them")
         if self._say and self._strategy.peers.rank == 0:
             print("\n".join(f"manycard: {line}" for line in str(self.result).splitlines()), file=sys.stderr)
 
 
 def with_memory(profile: Profile, strategy: Strategy | None) -> Profile:
-    """`profile` with what the memory of this process's cards is for, and what is uneven in it."""
+    """`profile` with what the memory of this process's cards is for, what is uneven in it, and what is reserved."""
+    profile = replace(profile, reserves=tuple(reserve.as_dict() for reserve in reserves_of_process()))
     if strategy is None:
         return profile
     cards = memory_of_process(strategy)
     rows = tuple({**card.as_dict(), "text": str(card)} for card in cards)
-    return replace(profile, memory=rows, growth=(*profile.growth, *judge_memory(cards)))
+    return replace(profile, memory=rows, growth=(*profile.growth, *judge_memory(cards, fragments=False)))
+
+
+def with_fragments(profile: Profile, tried: Sequence[Tried] = (), why_not: str = "") -> Profile:
+    """`profile` with what is to be said of fragmented memory; as it is where there is little of it."""
+    step_ms = max((card.step for card in profile.cards), default=None)
+    reserves = [Reserve(**row) for row in profile.reserves]
+    found = judge_fragments(reserves, tried, why_not=why_not, step_ms=step_ms)
+    return replace(profile, growth=(*profile.growth, *found)) if found else profile
 
 
 def start_recording(
@@ -95,7 +121,11 @@ def start_recording(
     names = [card.name for card in strategy.cards]
     if several:
         names = [names[rank % len(names)]]
-    setup = Setup(strategy=strategy.name, workers=loader.num_workers if isinstance(loader, GlobalLoader) else None)
+    setup = Setup(
+        strategy=strategy.name,
+        workers=loader.num_workers if isinstance(loader, GlobalLoader) else None,
+        gathers=strategy.name == "torch_dp",
+    )
     made = Recording(settings, lambda: names, lambda: setup, then, f"rank{rank}" if several else "trace")
     made.start()
     return made
@@ -116,7 +146,9 @@ def begin_from_environment(strategy: Strategy | None = None, cards: Sequence[str
         rank = strategy.peers.rank
         cards = [card.name for card in strategy.cards]
         cards = [cards[rank % len(cards)]] if strategy.peers.world_size > 1 else cards
-    setup = Setup(gathers=True) if strategy is None else Setup(strategy=strategy.name)
+    # A script without `Parallel` computes its loss outside of the calls that are spread.
+    gathers = strategy is None or strategy.name == "torch_dp"
+    setup = Setup(strategy="" if strategy is None else strategy.name, gathers=gathers)
     if _begun:
         _begun[0].describe(lambda: cards, lambda: setup)
         _strategies[:] = [strategy] if strategy is not None else []
@@ -128,6 +160,8 @@ def begin_from_environment(strategy: Strategy | None = None, cards: Sequence[str
     watch = GrowthWatch(growth.append)
     if read.get("memory"):
         PULSE.listeners.append(watch.stepped)
+    if read.get("empty_at"):
+        _empty_cache_at(read["empty_at"])
 
     def then(profile: Profile) -> None:
         if watch.stepped in PULSE.listeners:
@@ -141,6 +175,19 @@ def begin_from_environment(strategy: Strategy | None = None, cards: Sequence[str
     made = Recording(settings, lambda: cards, lambda: setup, then, f"rank{rank}" if rank else "trace")
     made.start()
     _begun.append(made)
+
+
+def _empty_cache_at(step: int) -> None:
+    """Empty the allocator's cache once, after this many steps: a remedy that is tried."""
+    left = [step]
+
+    def stepped() -> None:
+        left[0] -= 1
+        if not left[0]:
+            PULSE.listeners.remove(stepped)
+            torch.cuda.empty_cache()
+
+    PULSE.listeners.append(stepped)
 
 
 def end_from_environment() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from manycard.errors import MissingExtraError
 from manycard.report import figures
+from manycard.report.causes import HEADING, causes_of
 from manycard.report.columns import label_columns, remarks, rest_columns, speed_columns
 from manycard.report.terminal import COMPARISON_HEADINGS, comparison_cells, section_title
 
@@ -44,7 +45,9 @@ def benchmark_page(document: Mapping[str, Any]) -> str:
     sections = [_section(name, rows) for name, rows in figures.workloads_of(document["rows"]).items()]
     template = environment().get_template("benchmark.html")
     shown = {"comparison": None, **document}
-    page: str = template.render(document=shown, sections=sections, comparison_headings=COMPARISON_HEADINGS)
+    page: str = template.render(
+        document=shown, sections=sections, comparison_headings=COMPARISON_HEADINGS, causes_heading=HEADING
+    )
     return page
 
 
@@ -90,6 +93,7 @@ def _section(workload: str, rows: Sequence[Row]) -> dict[str, Any]:
         "labels": labels,
         "columns": [*labels, *speed_columns(rows), *rest_columns(rows)],
         "remarks": remarks(rows),
+        "causes": causes_of(rows),
         "plots": [
             {"title": title, "caption": caption, "source": data_address(svg), "wide": not title.startswith(_NARROW)}
             for title, caption, svg in drawn

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from manycard.report import figures
+from manycard.report.causes import causes_markdown
 from manycard.report.columns import cells, label_columns, remarks, rest_columns, speed_columns
 from manycard.report.terminal import COMPARISON_HEADINGS, comparison_cells, section_title
 
@@ -21,6 +22,7 @@ def benchmark_markdown(document: Mapping[str, Any]) -> str:
         lines += ["## " + section_title(workload, rows), ""]
         lines += markdown_table(headings, [cells(row, columns) for row in rows], text_columns=1)
         lines += ["", *(f"- {words}" for words, _ in remarks(rows)), ""]
+        lines += causes_markdown(rows)
     comparison = document.get("comparison")
     if comparison:
         lines += [f"## Against {comparison['against']}", ""]

@@ -1,7 +1,7 @@
 """Rows of a benchmark as CSV, for spreadsheets and data frames: every figure as it was measured. Decides nothing.
 
-Lists (one figure a card) are joined by semicolons; each setting has a column ``set_NAME``. Losses and tracebacks are
-in the JSON only.
+Lists (one figure a card) are joined by semicolons; each setting has a column ``set_NAME``. Losses, findings and
+tracebacks are in the JSON only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from manycard.report.columns import setting_names
 
 __all__ = ["rows_as_csv"]
 
-_LEFT_OUT = ("losses", "trace", "settings")
+_LEFT_OUT = ("losses", "trace", "settings", "findings")
 
 
 def rows_as_csv(rows: Sequence[Mapping[str, Any]]) -> str:

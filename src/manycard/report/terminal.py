@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from manycard.report import figures
+from manycard.report.causes import print_causes
 from manycard.report.columns import Column, cells, label_columns, remarks, rest_columns, speed_columns
 from manycard.report.timeline import print_timeline
 
@@ -40,7 +41,7 @@ def widen(console: Console) -> None:
 
 
 def print_benchmark(document: Mapping[str, Any], console: Console) -> None:
-    """Print the tables of each workload, then what has to be known to read them."""
+    """Print each workload's tables and what holds its rows back, then what has to be known to read them."""
     widen(console)
     for workload, rows in figures.workloads_of(document["rows"]).items():
         console.print(Text(section_title(workload, rows), style="bold"))
@@ -51,6 +52,7 @@ def print_benchmark(document: Mapping[str, Any], console: Console) -> None:
                 print_timeline(row["timeline"], console)
         for words, is_error in remarks(rows):
             console.print(Text(f"  {words}", style="red" if is_error else "yellow"))
+        print_causes(rows, console)
         console.print()
     for note in document["notes"]:
         console.print(Text(note, style="yellow"))

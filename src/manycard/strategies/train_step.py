@@ -123,7 +123,7 @@ class TrainStep:
         """
         with self._strategy.lock, PULSE.busy("step"):
             loss = self._run(batch)
-        PULSE.beat()
+        PULSE.stepped(self)
         return loss
 
     def _run(self, batch: Any) -> Tensor:

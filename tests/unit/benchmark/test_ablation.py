@@ -34,7 +34,9 @@ def on_gpus(**changed: Any) -> Situation:
     )
 
 
-def made_up(spec: AblationSpec, on_progress: Callable[[int, int], None], time_limit: float) -> Measurement:
+def made_up(
+    spec: AblationSpec, on_progress: Callable[[int, int], None], time_limit: float, *more: object
+) -> Measurement:
     """A row's result without running it: every changed setting adds 100 samples/s; compiling fails."""
     if spec.recipe.compile:
         return spec.measurement(error="out of memory: no")

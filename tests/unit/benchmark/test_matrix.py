@@ -114,7 +114,7 @@ def test_every_strategy_computes_what_plain_pytorch_does(monkeypatch: pytest.Mon
     assert listener.progress[-1][0] == len(rows[-1]["losses"])
 
 
-def made_up(spec: RowSpec, on_progress: Callable[[int, int], None], time_limit: float) -> Measurement:
+def made_up(spec: RowSpec, on_progress: Callable[[int, int], None], time_limit: float, *more: object) -> Measurement:
     """A row's result without running it: `dp` fails on 4 cards."""
     on_progress(1, 1)
     if (spec.strategy, len(spec.card_names)) == ("dp", 4):

@@ -76,7 +76,7 @@ def test_a_rank_that_stands_in_its_own_code_is_named() -> None:
     done = in_ranks("stuck")
     assert done.returncode == 1
     assert "after 5 steps" in done.stderr
-    assert re.search(r"rank 0: waits for other ranks, in all_reduce number \d+ of \[\[10\]\] float", done.stderr)
+    assert re.search(r"rank 0: waits for other ranks, in all_reduce number \d+ of 10 float numbers", done.stderr)
     assert re.search(r"cause: rank 1 never came to the collective that rank 0 waits in: .*in write_log", done.stderr)
     assert "rank 1 is done" not in done.stdout
 
@@ -85,8 +85,8 @@ def test_a_collective_that_one_rank_leaves_out_is_named() -> None:
     done = in_ranks("skip")
     assert done.returncode == 1
     assert "cause: ranks wait in different collectives" in done.stderr
-    assert re.search(r"rank 0 in all_reduce number \d+ of \[\[2\]\] float", done.stderr)
-    assert re.search(r"rank 1 in all_reduce number \d+ of \[\[7\]\] float", done.stderr)
+    assert re.search(r"rank 0 in all_reduce number \d+ of 2 float numbers", done.stderr)
+    assert re.search(r"rank 1 in all_reduce number \d+ of 7 float numbers", done.stderr)
     assert done.stderr.count("dist.all_reduce(torch.ones(") >= 2
 
 

@@ -50,7 +50,7 @@ def test_a_rank_that_has_not_started() -> None:
 
 
 def test_different_collectives_and_the_same_one() -> None:
-    one = Collective(8, "all_reduce", "[[4]] float", False)
+    one = Collective(8, "all_reduce", "4 float numbers", False)
     reports = [report(rank, SCRIPT, REDUCE, collective=one) for rank in range(2)]
     assert "the connection between the cards gives no answer" in cause(*reports)
     reports[1] = replace(reports[1], collective=replace(one, number=7, name="broadcast"))
@@ -59,6 +59,23 @@ def test_different_collectives_and_the_same_one() -> None:
 
 def test_a_rank_that_gives_no_answer() -> None:
     assert "for rank 1, which is busy outside Python" in cause(report(0, SCRIPT, REDUCE), mute=["rank 1"])
+
+
+def test_ranks_that_wait_in_different_places() -> None:
+    text = cause(report(0, SCRIPT, REDUCE), report(1, SCRIPT, ("/home/me/train.py", "log"), REDUCE))
+    assert text.startswith("ranks wait for one another in different places: rank 0 at ")
+
+
+def alone(*frames: tuple[str, str]) -> ProcessReport:
+    return replace(report(0, *frames), place="", activity="step")
+
+
+def test_one_process_whose_cards_do_not_answer() -> None:
+    waits = ("/lib/manycard/engine/threads.py", "run")
+    assert cause(alone(SCRIPT, waits), late=["cuda:1"]).startswith("cuda:1 has not finished what the last step gave")
+    text = cause(alone(SCRIPT))
+    assert text.startswith("the step has not ended: it is at /home/me/train.py:10 in main")
+    assert cause(replace(alone(SCRIPT), activity="")) == "", "the script's own code may take as long as it likes"
 
 
 def test_nobody_waits_or_somebody_debugs() -> None:

@@ -105,3 +105,18 @@ def test_a_missing_package_is_said_and_nothing_is_written(
     with pytest.raises(MissingExtraError, match=rf"{package}.*manycard\[report\]"):
         write_benchmark_page(ONE_CARD, tmp_path / "page.html")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_holds_rows_back_is_on_the_page_and_is_escaped() -> None:
+    cause = {
+        "cause": "the cards wait <for> data",
+        "evidence": "2 of 9 ms",
+        "fix": "raise num_workers",
+        "severity": "warning",
+        "gain": 1.286,
+    }
+    page = benchmark_page(document([row("single", 1, 900.0), row("dp", 2, 900.0, findings=[cause])], 2))
+    Page(page)
+    assert "the cards wait &lt;for&gt; data: up to 1.29x" in page
+    assert "dp on 2: efficiency 10 %" in page
+    assert "What holds rows back" not in benchmark_page(EIGHT_CARDS)

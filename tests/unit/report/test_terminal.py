@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from manycard.report import print_benchmark
+from manycard.report import benchmark_markdown, print_benchmark
 from tests.unit.report.documents import EIGHT_CARDS, ONE_CARD, SIMULATED, document, row
 
 
@@ -65,3 +65,37 @@ def test_a_narrow_terminal_gets_two_tables_with_nothing_cut_off() -> None:
     assert "…" not in text.getvalue()
     assert max(map(len, lines)) <= 80
     assert sum("torch_dp" in line for line in lines) == 3, "a line in each of two tables, and the error"
+
+
+CAUSE = {
+    "cause": "the cards wait for data",
+    "evidence": "2 of 9 ms a step wait for the loader",
+    "fix": "raise num_workers from 2 to 8",
+    "severity": "warning",
+    "gain": 1.286,
+    "part": "input",
+}
+
+
+def test_what_holds_a_row_back_is_said_with_its_gain_evidence_and_fix() -> None:
+    rows = [row("single", 1, 900.0), row("dp", 2, 900.0, findings=[CAUSE]), row("ddp", 2, 800.0, findings=[])]
+    rows += [row("fsdp", 2, 700.0, findings=None), row("manual", 2, 9000.0, findings=None)]
+    text = printed(document(rows, 2))
+    assert "What holds rows back (efficiency under 90 %)" in text
+    assert "dp on 2: efficiency 10 %" in text
+    assert "1 the cards wait for data: up to 1.29x" in text
+    assert "seen  2 of 9 ms a step wait for the loader" in text
+    assert "fix   raise num_workers from 2 to 8" in text
+    assert "ddp on 2: efficiency 9 %; nothing was found that is looked for" in text
+    assert "fsdp on 2: efficiency 7 %; it ended before steps could be recorded that say why" in text
+    assert "manual on 2: efficiency" not in text
+    page = benchmark_markdown(document(rows, 2))
+    assert "### What holds rows back" in page
+    assert (
+        "  1. **the cards wait for data: up to 1.29x.** Seen: 2 of 9 ms a step wait for the loader. Fix: raise" in page
+    )
+
+
+def test_nothing_is_said_where_nothing_was_looked_for() -> None:
+    assert "holds" not in printed(EIGHT_CARDS)
+    assert "holds" not in benchmark_markdown(EIGHT_CARDS)

@@ -221,7 +221,8 @@ def _others(module: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> It
         for group, settings in enumerate(each.param_groups):
             for index, parameter in enumerate(settings["params"]):
                 if id(parameter) not in inside:
-                    yield f"{name} group {group}, parameter {index} {list(parameter.shape)}", parameter
+                    shape = " x ".join(map(str, parameter.shape)) or "a single number"
+                    yield f"{name} group {group}, parameter {index} ({shape})", parameter
 
 
 def _digest(held: Held) -> list[int]:

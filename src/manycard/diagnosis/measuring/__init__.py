@@ -20,7 +20,7 @@ from manycard.cards import in_words
 from manycard.cards.choose import others_on
 from manycard.diagnosis.facts import Facts
 from manycard.diagnosis.measured import Measured
-from manycard.diagnosis.measuring.request import Request
+from manycard.diagnosis.measuring.request import STAGES, Request
 from manycard.diagnosis.measuring.stages import StagedRun, run_in_stages
 
 __all__ = ["Request", "cuda_hangs_at", "measure", "request_for", "run_request"]
@@ -31,12 +31,15 @@ _REMEDIES = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
 """Tried one after the other, each by itself, when NCCL doesn't start or doesn't end."""
 
 
-def measure(facts: Facts, on_stage: Callable[[str], None] = lambda stage: None) -> Measured:
+def measure(
+    facts: Facts, on_stage: Callable[[str], None] = lambda stage: None, stages: Sequence[str] = STAGES
+) -> Measured:
     """Measure the chosen cards, in a process of its own; takes ten seconds to a minute.
 
     Args:
         facts: what was read; its chosen cards are measured, unless somebody else is on one of them.
         on_stage: called with the name of each stage.
+        stages: what is measured.
 
     Returns:
         what was found; `Measured.left_out` where the cards can't be measured.
@@ -44,7 +47,7 @@ def measure(facts: Facts, on_stage: Callable[[str], None] = lambda stage: None) 
     why_not = _why_not(facts)
     if why_not:
         return Measured(left_out=why_not)
-    request = request_for(facts)
+    request = replace(request_for(facts), stages=tuple(stages))
     run = run_request(request, facts.environment, on_stage)
     helped = ""
     stuck = run.hung_at or run.failed_at

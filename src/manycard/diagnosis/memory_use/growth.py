@@ -5,7 +5,8 @@ Behaviour:
       what the allocator has given out. In between nothing runs. One look takes some tens of milliseconds.
     * Memory that has grown between each of the newest four looks, by `LEAST` a step or more, is a leak.
     * Blamed are tensors that were new at one look and are there at the next: the script's variable, attribute or
-      list that holds them is looked for. A single tensor whose graph grows (``total = total + loss``) is another case.
+      list that holds them is looked for, with the line that adds to it. A single tensor whose graph grows
+      (``total = total + loss``) is another case.
     * Each holder is said once.
 """
 
@@ -21,8 +22,9 @@ import torch
 from torch import Tensor
 
 from manycard.diagnosis.finding import Finding
+from manycard.diagnosis.memory_use.lines import keeping_line
 from manycard.diagnosis.memory_use.live import bytes_of, graph_bytes, live_tensors
-from manycard.diagnosis.memory_use.names import name_of
+from manycard.diagnosis.memory_use.names import NOBODY, Holder, name_of
 
 __all__ = ["LEAST", "GrowthWatch"]
 
@@ -92,10 +94,10 @@ class GrowthWatch:
         if not holder and (largest := self._largest_graph(looks[-1])) is not None:
             sample, kept = largest, [largest]
             holder = name_of(largest, {id(kept)})
-        if holder in self._said:
+        if holder.words in self._said:
             self._looks.clear()
             return None
-        self._said.add(holder)
+        self._said.add(holder.words)
         self._looks.clear()
         return _finding(each, looks[-1].step - looks[0].step, holder, sample, kept)
 
@@ -106,18 +108,18 @@ class GrowthWatch:
         found = [tensor for reference in new if (tensor := reference()) is not None and id(tensor) in now.alive]
         return [tensor for tensor in found if not isinstance(tensor, torch.nn.Parameter)]
 
-    def _holder(self, kept: list[Tensor]) -> tuple[str, Tensor | None]:
+    def _holder(self, kept: list[Tensor]) -> tuple[Holder, Tensor | None]:
         """Who holds most of what is kept, and one of it."""
         ignored = {id(kept)}
-        names: Counter[str] = Counter()
-        samples: dict[str, Tensor] = {}
+        names: Counter[Holder] = Counter()
+        samples: dict[Holder, Tensor] = {}
         for tensor in sorted(kept, key=_weight, reverse=True)[:12]:
             name = name_of(tensor, ignored)
             if name:
                 names[name] += _weight(tensor)
                 samples.setdefault(name, tensor)
         if not names:
-            return "", kept[0] if kept else None
+            return NOBODY, kept[0] if kept else None
         name = names.most_common(1)[0][0]
         return name, samples[name]
 
@@ -133,13 +135,13 @@ def _weight(tensor: Tensor) -> int:
     return 2**40 if tensor.grad_fn is not None else tensor.numel() * tensor.element_size()
 
 
-def _finding(each: float, steps: int, holder: str, sample: Tensor | None, kept: Sequence[Tensor]) -> Finding:
+def _finding(each: float, steps: int, holder: Holder, sample: Tensor | None, kept: Sequence[Tensor]) -> Finding:
     seen = f"{each / 2**20:.2f} MB a step over {steps} steps"
     if sample is not None:
         kept = [tensor for tensor in kept if tensor.shape == sample.shape]
         graph = sample.grad_fn is not None
-        shape = list(sample.shape)
-        many = f"{len(kept)} more tensors such as {shape}" if len(kept) > 1 else f"a tensor of shape {shape}"
+        shape = " x ".join(map(str, sample.shape)) or "a single number"
+        many = f"{len(kept)} more tensors of {shape}" if len(kept) > 1 else f"a tensor of {shape}"
         seen += f"; {many}" + (", with the graph of the step that made each" if graph and len(kept) > 1 else "")
         seen += ", with a graph that grows" if graph and len(kept) == 1 else ""
         if graph:
@@ -148,5 +150,7 @@ def _finding(each: float, steps: int, holder: str, sample: Tensor | None, kept: 
             fix = "empty it, keep the newest few (collections.deque(maxlen=...)), or keep .cpu() copies"
     else:
         fix = "look at the snapshot in https://docs.pytorch.org/memory_viz, which shows where it was allocated"
-    cause = f"memory grows: {holder} keeps tensors of every step" if holder else "memory grows from step to step"
+    if line := keeping_line(holder.file, holder.name):
+        seen += f"; kept at {line}"
+    cause = f"memory grows: {holder.words} keeps tensors of every step" if holder else "memory grows from step to step"
     return Finding(cause, seen, fix, "warning")

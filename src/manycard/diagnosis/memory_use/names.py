@@ -1,4 +1,7 @@
-"""By what name a script holds an object: a variable, a module's global, an object's attribute, or what is in one."""
+"""By what name a script holds an object: a variable, a module's global, an object's attribute, or what is in one.
+
+Of the name, the file is known in which it is looked for (`manycard.diagnosis.memory_use.lines`).
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,38 @@ import os
 import sys
 import types
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["name_of"]
+__all__ = ["NOBODY", "Holder", "name_of"]
 
 _DEPTH = 5
 _CONTAINERS: tuple[type, ...] = (list, dict, tuple, set)
 _Link = tuple[object, object, object]
 """A holder, what it holds, and what that holds."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds an object."""
+
+    words: str
+    """Such as ``list `losses` in train.py``; empty for nobody."""
+    name: str = ""
+    """The variable's or attribute's own."""
+    file: str = ""
+    """The source in which it is."""
+
+    def __bool__(self) -> bool:
+        return bool(self.words)
+
+
+NOBODY = Holder("")
 _OURS = os.sep + "manycard" + os.sep
 
 
-def name_of(thing: object, ignored: set[int]) -> str:
-    """Who holds `thing`, in words: ``"list `losses` in train.py"``; empty where nobody is found.
+def name_of(thing: object, ignored: set[int]) -> Holder:
+    """Who holds `thing`; `NOBODY` where nobody is found.
 
     Args:
         ignored: identities of what only looks, such as lists of the caller's.
@@ -40,7 +62,7 @@ def name_of(thing: object, ignored: set[int]) -> str:
                 seen.add(id(holder))
                 above.append((holder, held, inner))
         level = above[:200]
-    return ""
+    return NOBODY
 
 
 def _is_link_of(holder: object, *levels: list[_Link]) -> bool:
@@ -48,7 +70,7 @@ def _is_link_of(holder: object, *levels: list[_Link]) -> bool:
     return isinstance(holder, tuple) and any(holder is link for level in levels for link in level)
 
 
-def _variable(thing: object) -> str:
+def _variable(thing: object) -> Holder:
     """The local or global variable that is `thing`."""
     for frame in _frames():
         file = frame.f_code.co_filename
@@ -57,14 +79,16 @@ def _variable(thing: object) -> str:
         for name, value in frame.f_locals.items():
             if value is thing:
                 where = f"{os.path.basename(file)}, {frame.f_code.co_name}()"
-                return f"{_kind(thing)}`{name}` in {where.removesuffix(', <module>()')}"
+                words = f"{_kind(thing)}`{name}` in {where.removesuffix(', <module>()')}"
+                return Holder(words, name, file)
     for module_name, module in list(sys.modules.items()):
         if module_name.partition(".")[0] in ("manycard", "torch", "builtins", "sys", "gc"):
             continue
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if value is thing:
-                return f"{_kind(thing)}`{name}` of module {module_name}"
-    return ""
+                words = f"{_kind(thing)}`{name}` of module {module_name}"
+                return Holder(words, name, getattr(module, "__file__", None) or "")
+    return NOBODY
 
 
 def _frames() -> Iterator[types.FrameType]:
@@ -75,19 +99,20 @@ def _frames() -> Iterator[types.FrameType]:
             frame = frame.f_back
 
 
-def _attribute(holder: object, held: object, inner: object) -> str:
+def _attribute(holder: object, held: object, inner: object) -> Holder:
     """The attribute by which an object holds `held`, or `inner`, where `held` is what its attributes are in."""
     if isinstance(holder, (*_CONTAINERS, types.ModuleType, types.FunctionType, types.CellType)) or holder is held:
-        return ""
+        return NOBODY
     attributes: Any = getattr(holder, "__dict__", None)
     if not isinstance(attributes, dict):
-        return ""
+        return NOBODY
     wanted = inner if attributes is held else held
     for name, value in attributes.items():
         if value is wanted:
-            owner = holder.__name__ if isinstance(holder, type) else type(holder).__name__
-            return f"{_kind(value)}`{name}` of {owner}"
-    return ""
+            owner = holder if isinstance(holder, type) else type(holder)
+            file = getattr(sys.modules.get(owner.__module__), "__file__", None) or ""
+            return Holder(f"{_kind(value)}`{name}` of {owner.__name__}", name, file)
+    return NOBODY
 
 
 def _kind(thing: object) -> str:

@@ -3,7 +3,7 @@
 parameters, buffers, gradients, optimizer   tensors of the models and optimizers that were set up, and copies
 activations                                 of a GPU's peak, what none of those were: forward's, and temporaries
 other                                       what is held now and is none of those
-fragments                                   what the allocator has reserved and not given out
+fragments                                   what the allocator has reserved and never gave out at once
 outside                                     used on the card, and not by this process's allocator: contexts, others
 """
 
@@ -19,13 +19,13 @@ from torch.optim import Optimizer
 
 from manycard.cards import in_words
 from manycard.diagnosis.finding import Finding
+from manycard.diagnosis.memory_use.fragments import Reserve, judge_fragments, read_reserve
 from manycard.diagnosis.memory_use.live import bytes_of, live_tensors
 
 __all__ = ["CardMemory", "Held", "held_by", "judge_memory", "read_memory"]
 
 _LEAST = 64 * 2**20
 _UNEQUAL = 1.2
-_FRAGMENTED = 0.2
 _CONTEXT = 700 * 2**20
 """What a process's context takes on a card without any tensor, at most."""
 
@@ -101,8 +101,7 @@ def read_memory(card: str, device: torch.device, held: Held, *, others: bool = T
         return CardMemory(card, True, **parts, other=other)
     stats: Mapping[str, Any] = torch.cuda.memory_stats(device)
     allocated, peak = stats.get("allocated_bytes.all.current", 0), stats.get("allocated_bytes.all.peak", 0)
-    reserved = stats.get("reserved_bytes.all.current", 0)
-    free, total = torch.cuda.mem_get_info(device)
+    reserve = read_reserve(card, device)
     other = max(allocated - own, 0)
     return CardMemory(
         card,
@@ -110,16 +109,21 @@ def read_memory(card: str, device: torch.device, held: Held, *, others: bool = T
         **parts,
         activations=max(peak - own - other, 0),
         other=other,
-        fragments=max(reserved - allocated, 0),
-        outside=max(total - free - reserved, 0),
+        fragments=reserve.fragments,
+        outside=reserve.outside,
         peak=peak,
-        total=total,
+        total=reserve.total,
     )
 
 
-def judge_memory(cards: Sequence[CardMemory]) -> list[Finding]:
-    """What is to be said of the cards' memory; nothing where it is even and whole."""
-    return [*_imbalance(cards), *_fragments(cards), *_contexts(cards)]
+def judge_memory(cards: Sequence[CardMemory], *, fragments: bool = True) -> list[Finding]:
+    """What is to be said of the cards' memory; nothing where it is even and whole.
+
+    Args:
+        cards: what each holds.
+        fragments: say too what is fragmented.
+    """
+    return [*_imbalance(cards), *(_fragments(cards) if fragments else ()), *_contexts(cards)]
 
 
 def _imbalance(cards: Sequence[CardMemory]) -> list[Finding]:
@@ -162,18 +166,12 @@ _WHY = {
 
 
 def _fragments(cards: Sequence[CardMemory]) -> list[Finding]:
-    worst = max(cards, key=lambda card: card.fragments, default=None)
-    if worst is None or not worst.total or worst.fragments < max(_FRAGMENTED * worst.total, _LEAST):
-        return []
-    return [
-        Finding(
-            f"memory of {worst.card} is fragmented: reserved, and in pieces that nothing fits in",
-            f"{in_words(worst.fragments)} of {in_words(worst.total)}",
-            "start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; give batches of one shape; call "
-            "torch.cuda.empty_cache() once after evaluation, and not in the loop",
-            "warning",
-        )
+    reserves = [
+        Reserve(card.card, card.peak + card.fragments, card.peak, card.total, card.outside)
+        for card in cards
+        if not card.simulated
     ]
+    return judge_fragments(reserves, why_not="manycard profile SCRIPT tries them")
 
 
 def _contexts(cards: Sequence[CardMemory]) -> list[Finding]:

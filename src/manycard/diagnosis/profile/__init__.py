@@ -5,6 +5,7 @@
 
 from manycard.diagnosis.profile.breakdown import PARTS, CardTime
 from manycard.diagnosis.profile.findings import Opportunity, Setup, find_opportunities
+from manycard.diagnosis.profile.per_card import split_by_card
 from manycard.diagnosis.profile.recording import ProfileSettings, Recording
 from manycard.diagnosis.profile.result import Profile, merged
 
@@ -18,4 +19,5 @@ __all__ = [
     "Setup",
     "find_opportunities",
     "merged",
+    "split_by_card",
 ]

@@ -6,7 +6,7 @@ A gain is an estimate from above: how many times as fast steps would be if that 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from manycard.diagnosis.finding import Finding
 from manycard.diagnosis.profile.breakdown import CardTime
@@ -26,6 +26,8 @@ class Opportunity:
     finding: Finding
     gain: float
     """Up to how many times as fast."""
+    part: str = ""
+    """What of a step it is about: a name of `PARTS`, ``imbalance`` or ``waits``."""
 
     def __str__(self) -> str:
         found = self.finding
@@ -48,22 +50,24 @@ class Setup:
     """Those of them that could use fused kernels and don't."""
     gathers: bool = False
     """Whether outputs are joined on the first card, with the loss computed there."""
+    shared: tuple[tuple[str, str], ...] = ()
+    """Cards on which others compute, each with one of those processes in words."""
 
 
 def find_opportunities(cards: Sequence[CardTime], setup: Setup) -> list[Opportunity]:
     """What holds these steps back, the biggest gain first; nothing where all is well."""
     if not cards:
         return []
-    probes: tuple[Callable[[Sequence[CardTime], Setup], Opportunity | None], ...] = (
-        _input,
-        _imbalance,
-        _reduce,
-        _host,
-        _waits,
-        _update,
-        _copies,
-    )
-    found = [each for probe in probes if (each := probe(cards, setup)) is not None]
+    probes: dict[str, Callable[[Sequence[CardTime], Setup], Opportunity | None]] = {
+        "input": _input,
+        "imbalance": _imbalance,
+        "reduce": _reduce,
+        "host": _host,
+        "waits": _waits,
+        "update": _update,
+        "copy": _copies,
+    }
+    found = [replace(each, part=part) for part, probe in probes.items() if (each := probe(cards, setup)) is not None]
     return sorted(found, key=lambda each: -each.gain)
 
 
@@ -90,8 +94,8 @@ def _input(cards: Sequence[CardTime], setup: Setup) -> Opportunity | None:
     card = min(cards, key=lambda card: card.input)  # what even the card that waits least spends
     more = min(max(2 * (setup.workers or 0), 4), max(setup.cores - 1, 1))
     if not setup.workers:
-        fix = "load in processes of their own: num_workers='auto' in parallel.loader, or num_workers="
-        fix += f"{more} in a DataLoader"
+        fix = "load in more processes" if setup.workers is None else "load in processes of their own"
+        fix += f": num_workers='auto' in parallel.loader, or num_workers={more} in a DataLoader"
     elif more > setup.workers:
         fix = f"raise num_workers from {setup.workers} to {more}"
     else:
@@ -114,7 +118,11 @@ def _imbalance(cards: Sequence[CardTime], setup: Setup) -> Opportunity | None:
     step = max(card.step for card in cards)
     mean = sum(times.values()) / len(times)
     spent = (times[name] - mean) if not simulated else step * (1 - mean / times[name])
-    if name == cards[0].card and setup.gathers:
+    others_there = dict(setup.shared).get(name)
+    if others_there is not None:
+        why = f"another process computes there too ({others_there})"
+        fix = "wait for it, or leave that card out with --cards (auto takes free ones)"
+    elif name == cards[0].card and setup.gathers:
         why = "outputs are joined there, and the loss outside of the model runs on that card alone"
         fix = "compute the loss on each card: parallel.train_step(loss_fn, model, optimizer), or return it from forward"
     else:
@@ -132,12 +140,16 @@ def _reduce(cards: Sequence[CardTime], setup: Setup) -> Opportunity | None:
         return None
     card = min(cards, key=lambda card: card.reduce)
     hidden = f", {_ms(card.reduce_hidden)} ms more run beside computing" if card.reduce_hidden else ""
+    evidence = f"{_of_step(card.reduce, card.step)} in which nothing else runs{hidden}"
+    if setup.strategy == "torch_dp":
+        cause = "nn.DataParallel sends the model to every card in each step and gathers outputs and gradients"
+        fix = "use mc.DataParallel(model), or the strategy dp, whose replicas stay on their cards"
+        return _without(card.step, card.reduce, cause, evidence, fix)
     if setup.strategy == "ddp":
         fix = "try ddp_options={'bucket_cap_mb': 100} and, in bf16, a compressing hook; accumulate=2 halves it"
     else:
         fix = "accumulate=2 halves it; compare with --strategy ddp, which reduces while backward runs"
     fix += "; manycard doctor says whether the cards' links are as fast as they can be"
-    evidence = f"{_of_step(card.reduce, card.step)} in which nothing else runs{hidden}"
     return _without(card.step, card.reduce, "adding up gradients holds the cards up", evidence, fix)
 
 
@@ -145,6 +157,8 @@ def _host(cards: Sequence[CardTime], setup: Setup) -> Opportunity | None:
     card = min(cards, key=lambda card: card.host)
     evidence = _of_step(card.host, card.step)
     if card.simulated:
+        if not card.forward:  # an unmodified script on one card: its forward passes are in its own code
+            return None
         evidence = _of_step(card.own, card.step)
         cause = "the script's own code between and around the steps takes long"
         fix = "look what runs in the loop besides the step (logging, .item(), metrics, saving), and do it less often"

@@ -11,6 +11,7 @@ Behaviour:
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import weakref
@@ -29,6 +30,8 @@ from torch.profiler import profile as torch_profile
 
 from manycard.diagnosis.profile.breakdown import break_down
 from manycard.diagnosis.profile.findings import Setup
+from manycard.diagnosis.profile.others import others_at_work
+from manycard.diagnosis.profile.per_card import RANK_KEY
 from manycard.diagnosis.profile.result import Profile
 from manycard.diagnosis.profile.trace import read_trace
 from manycard.engine.spans import SPAN, recording, span
@@ -136,6 +139,9 @@ class Recording:
         every_thread = _ExperimentalConfig(profile_all_threads=True)
         self._profiler = torch_profile(activities=activities, experimental_config=every_thread)
         self._profiler.start()
+        # Readers of traces ask for a rank; where there is a process group, torch has written it.
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            self._profiler.add_metadata_json(RANK_KEY, json.dumps({"rank": 0, "world_size": 1}))
         recording(True)
         PULSE.spans = _activity
 
@@ -161,7 +167,14 @@ class Recording:
         found = break_down(trace, list(self._cards()))
         graphs = any(each.what == "replay" for each in trace.spans)
         unfused = tuple(sorted({type(o).__name__ for o in self._optimizers if not found or _is_unfused(o)}))
-        setup = replace(self._setup(), graphs=graphs, optimizers=trace.optimizers, cores=_cores(), unfused=unfused)
+        setup = replace(
+            self._setup(),
+            graphs=graphs,
+            optimizers=trace.optimizers,
+            cores=_cores(),
+            unfused=unfused,
+            shared=others_at_work([card.card for card in found if not card.simulated]),
+        )
         self.profile = Profile(tuple(found), max(len(trace.beats) - 1, 0), setup, (str(path),))
         self._then(self.profile)
 

@@ -27,7 +27,9 @@ class Profile:
     memory: tuple[dict[str, Any], ...] = ()
     """Of each card, what its memory was for, in bytes, and as ``text``; see `manycard.diagnosis.memory_use`."""
     growth: tuple[Finding, ...] = ()
-    """Memory that grew from step to step, and memory that is uneven."""
+    """Memory that grew from step to step, and memory that is uneven or fragmented."""
+    reserves: tuple[dict[str, Any], ...] = ()
+    """Of each GPU, what the allocator has taken, in bytes (`manycard.diagnosis.memory_use.Reserve`)."""
 
     @property
     def opportunities(self) -> list[Opportunity]:
@@ -40,9 +42,12 @@ class Profile:
             "steps": self.steps,
             "step_ms": round(max((card.step for card in self.cards), default=0.0), 4),
             "cards": [card.as_dict() for card in self.cards],
-            "findings": [{**asdict(each.finding), "gain": round(each.gain, 3)} for each in self.opportunities],
+            "findings": [
+                {**asdict(each.finding), "gain": round(each.gain, 3), "part": each.part} for each in self.opportunities
+            ],
             "memory": list(self.memory),
             "growth": [asdict(finding) for finding in self.growth],
+            "reserves": list(self.reserves),
             "setup": asdict(self.setup),
             "traces": list(self.traces),
         }
@@ -52,6 +57,7 @@ class Profile:
         """From what `as_dict` gave."""
         pairs = read["setup"].items()
         setup: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in pairs}
+        setup["shared"] = tuple((card, words) for card, words in setup.get("shared", ()))
         return cls(
             tuple(map(CardTime.of, read["cards"])),
             read["steps"],
@@ -59,6 +65,7 @@ class Profile:
             tuple(read["traces"]),
             tuple(read["memory"]),
             tuple(Finding(**finding) for finding in read["growth"]),
+            tuple(read.get("reserves", ())),
         )
 
     def __str__(self) -> str:
@@ -92,4 +99,5 @@ def merged(profiles: Sequence[Profile]) -> Profile:
         tuple(trace for each in profiles for trace in each.traces),
         tuple(row for each in profiles for row in each.memory),
         tuple(dict.fromkeys(finding for each in profiles for finding in each.growth)),
+        tuple(row for each in profiles for row in each.reserves),
     )

@@ -48,7 +48,7 @@ PLANTED = {
     "nan_in_rank_1_only": ("inf or NaN on rank 1 only", "parameter b.weight", "clip"),
     "trained_outside_the_wrapper": (
         "not the model's",
-        "optimizer's group 0, parameter 4 [4]",
+        "optimizer's group 0, parameter 4 (4)",
         "parameters of a module",
     ),
     "a_loop_that_goes_wrong_at_step_7": ("went round", "after step 10 and not yet after step 5", "model.module"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable
 
@@ -70,7 +71,8 @@ def test_a_sum_of_losses_whose_graph_grows_is_found() -> None:
 
     (found,) = watched(step)
     assert "`total` in test_growth.py" in found.cause
-    assert "a tensor of shape [], with a graph that grows" in found.evidence
+    assert "a tensor of a single number, with a graph that grows" in found.evidence
+    assert re.search(r"; kept at test_growth.py:\d+: total = total \+ train\(True\)", found.evidence)
     assert "total += loss.item()" in found.fix
 
 
@@ -78,7 +80,8 @@ def test_a_megabyte_a_step_in_an_attribute_of_an_object() -> None:
     trainer = Trainer()
     (found,) = watched(lambda number: trainer.history.append((number, torch.zeros(MEGABYTE))))
     assert "list `history` of Trainer keeps tensors of every step" in found.cause
-    assert found.evidence.startswith("1.00 MB a step over 24 steps")
+    assert found.evidence.startswith("1.00 MB a step over 24 steps; ")
+    assert "more tensors of 262144; kept at test_growth.py:" in found.evidence
     assert "deque(maxlen=...)" in found.fix
 
 
@@ -86,6 +89,7 @@ def test_a_cache_and_a_list_in_a_local_variable() -> None:
     trainer, outputs = Trainer(), list[Tensor]()
     (found,) = watched(lambda number: trainer.cache.setdefault(number, torch.zeros(MEGABYTE)))
     assert "dict `cache` of Trainer" in found.cause
+    assert re.search(r"kept at test_growth.py:\d+: .*trainer.cache.setdefault\(", found.evidence)
     (found,) = watched(lambda number: outputs.append(torch.zeros(MEGABYTE)))
     assert "list `outputs` in test_growth.py" in found.cause
 

@@ -25,6 +25,9 @@ def test_nothing_is_said_of_even_cards() -> None:
     [
         ({"activations": 18 * GIB}, "the loss outside of the model is computed there", "parallel.train_step"),
         ({"optimizer": 8 * GIB}, "the optimizer's state is on that card alone", "parallel.train_step"),
+        ({"gradients": 9 * GIB}, "gradients are added up there", "parallel.train_step"),
+        ({"parameters": 9 * GIB}, "a module was put on that card alone", "parallel.setup(model)"),
+        ({"buffers": 8 * GIB}, "buffers were put on that card alone", "register them in the module"),
         ({"other": 9 * GIB}, "tensors that belong to no model lie there", "map_location='cpu'"),
     ],
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from manycard.diagnosis.profile import Profile, split_by_card
 from manycard.diagnosis.profile.breakdown import PARTS, CardTime, break_down
 from manycard.diagnosis.profile.findings import Setup, find_opportunities
 from manycard.diagnosis.profile.intervals import intersection, length, minus, union
@@ -157,7 +159,8 @@ def test_waits_of_the_host_are_counted() -> None:
 
 def card(name: str, **parts: float) -> CardTime:
     known = {**dict.fromkeys(PARTS, 0.0), **parts}
-    return CardTime(name, sum(known.values()), **known, kernels=100, simulated=False)
+    step = sum(known[part] for part in PARTS)
+    return CardTime(name, step, **known, kernels=100, simulated=False)
 
 
 def test_a_first_card_that_has_the_loss_to_itself() -> None:
@@ -170,6 +173,27 @@ def test_a_first_card_that_has_the_loss_to_itself() -> None:
     assert "manycard doctor" in other.finding.fix
 
 
+def test_a_card_on_which_somebody_else_computes() -> None:
+    cards = [card("cuda:0", forward=4, backward=6, idle=5), card("cuda:1", forward=6, backward=9)]
+    shared = Setup(shared=(("cuda:1", "python other.py (pid 17)"),))
+    first = find_opportunities(cards, shared)[0]
+    assert first.finding.cause == "cuda:1 holds the other cards back"
+    assert "another process computes there too (python other.py (pid 17))" in first.finding.evidence
+    assert "--cards" in first.finding.fix
+    even = [card(f"cuda:{index}", forward=4, backward=6) for index in range(2)]
+    assert find_opportunities(even, shared) == []
+    profile = Profile((cards[0],), 1, shared)
+    assert Profile.of(json.loads(json.dumps(profile.as_dict()))).setup == shared
+
+
+def test_nn_data_parallel_that_sends_its_model_in_each_step() -> None:
+    cards = [card(f"cuda:{index}", forward=3, backward=5, reduce=4) for index in range(2)]
+    (found,) = find_opportunities(cards, Setup(strategy="torch_dp"))
+    assert found.finding.cause.startswith("nn.DataParallel sends the model to every card in each step")
+    assert "mc.DataParallel(model)" in found.finding.fix
+    assert found.part == "reduce"
+
+
 def test_reducing_that_nothing_hides_and_an_unfused_optimizer() -> None:
     cards = [card(f"cuda:{index}", forward=3, backward=5, reduce=4, update=3) for index in range(2)]
     found = find_opportunities(cards, Setup(strategy="ddp", unfused=("AdamW",)))
@@ -179,6 +203,28 @@ def test_reducing_that_nothing_hides_and_an_unfused_optimizer() -> None:
     ]
     assert found[0].gain == pytest.approx(15 / 11)
     assert "AdamW(..., fused=True)" in found[1].finding.fix
+
+
+def test_copies_that_hold_computing_up() -> None:
+    (found,) = find_opportunities([card("cuda:0", copy=3, forward=3, backward=6)], Setup(strategy="single"))
+    assert (found.finding.cause, found.part) == ("copies to the cards hold computing up", "copy")
+    assert found.finding.evidence == "3 of 12 ms a step on cuda:0"
+    assert found.gain == pytest.approx(12 / 9)
+
+
+def test_code_between_steps_that_leaves_a_gpu_without_work() -> None:
+    (found,) = find_opportunities([card("cuda:0", forward=3, backward=6, host=4, own=3.5)], Setup())
+    assert found.finding.cause == "the cards wait for the script's own code between steps"
+    assert "3.5 ms of it between steps" in found.finding.evidence
+
+
+def test_forward_passes_that_no_span_names_are_not_called_the_scripts_own_code() -> None:
+    seen = {"backward": 2.0, "host": 8.0, "own": 8.0}
+    parts = {**dict.fromkeys(PARTS, 0.0), **seen}
+    assert find_opportunities([CardTime("cpu:0", 10.0, **parts)], Setup()) == []
+    parts = {**parts, "forward": 1.0}
+    (found,) = find_opportunities([CardTime("cpu:0", 11.0, **parts)], Setup())
+    assert found.finding.cause.startswith("the script's own code")
 
 
 def test_nothing_is_said_of_cards_that_compute() -> None:
@@ -201,6 +247,33 @@ def test_traces_are_read_from_files(tmp_path: Path) -> None:
     expected = read_trace(document)
     assert len(expected.kernels) == 5
     assert read_trace(tmp_path / "trace.json") == read_trace(tmp_path / "trace.json.gz") == expected
+
+
+def test_a_trace_is_split_into_one_a_card_as_other_tools_take_them(tmp_path: Path) -> None:
+    """What HolisticTraceAnalysis asks of a file: a rank, and kernels with category, stream and correlation."""
+    made = one_step(cards=2)
+    made.kernel(705, 790, 191, "only_on_the_second", device=1)
+    document = {"schemaVersion": 1, "distributedInfo": {"rank": 0}, "traceEvents": made.events}
+    with gzip.open(tmp_path / "trace.json.gz", "wt") as file:
+        json.dump(document, file)
+    files = split_by_card(tmp_path / "trace.json.gz", tmp_path / "cards")
+    assert [path.name for path in files] == ["rank0.json.gz", "rank1.json.gz"]
+    whole = {card.card: card for card in made.cards("cuda:0", "cuda:1")}
+    for place, path in enumerate(files):
+        with gzip.open(path, "rt") as file:
+            text = file.read()
+        assert re.findall(r'"rank":\s+(\d+)', text) == [str(place)]
+        events = json.loads(text)["traceEvents"]
+        kernels = [event for event in events if event["cat"] in ("kernel", "gpu_memcpy")]
+        assert {event["args"]["device"] for event in kernels} == {place}
+        assert len(kernels) == 5 + place
+        assert all({"ts", "dur", "pid", "tid"} <= set(event) for event in kernels)
+        assert all("stream" in event["args"] and "correlation" in event["args"] for event in kernels)
+        (card,) = break_down(read_trace(path), [f"cuda:{place}"])
+        assert card.as_dict() == whole[f"cuda:{place}"].as_dict()
+    with gzip.open(tmp_path / "host.json.gz", "wt") as file:
+        json.dump({"traceEvents": [span("aten::mm", 0, 1)]}, file)
+    assert split_by_card(tmp_path / "host.json.gz", tmp_path / "none") == []
 
 
 def test_sums_over_intervals() -> None:
