@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import manycard as mc
+from manycard.cards.card import Card
+from manycard.pipeline.copies import StageCopies
 from tests.strategies.pipelined import Language, batches, loss_fn, made, sgd
 
 COUNTS = [count for count in (1, 2, 4, 8) if count <= torch.cuda.device_count()] or [1]
@@ -159,6 +161,46 @@ def test_outputs_come_to_the_first_card(cards: int) -> None:
     pipeline.close()
     assert found.device == pipeline.device == pipeline.cards[0].device
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("cards", SEVERAL)
+def test_gradients_that_come_back_do_not_wait_for_activations_that_arrive(cards: int) -> None:
+    """Stage 1 of 3 gets both; the stage before it computes for long. With two cards the outer stages share one."""
+    devices = [torch.device("cuda", index % min(cards, 3)) for index in range(3)]
+    copies = StageCopies([Card(place, device) for place, device in enumerate(devices)])
+    with torch.cuda.stream(torch.cuda.Stream(devices[2])):
+        gradient = torch.full((1 << 20,), 2.0, device=devices[2])
+        torch.cuda.current_stream(devices[2]).synchronize()
+        with torch.cuda.device(devices[0]), torch.cuda.stream(torch.cuda.Stream(devices[0])):
+            torch.cuda._sleep(2_000_000_000)
+            activation = torch.full((1 << 20,), 1.0, device=devices[0])
+            forward = copies.send(activation, 0, 1)
+        back = copies.send(gradient, 2, 1)
+    assert forward.arrived is not None
+    assert back.arrived is not None
+    back.arrived.synchronize()
+    assert not forward.arrived.query()
+    assert copies.receive(back, 1).mean().item() == 2.0
+    forward.arrived.synchronize()
+    assert copies.receive(forward, 1).mean().item() == 1.0
+
+
+@pytest.mark.parametrize("cards", EVEN)
+def test_a_batch_made_on_a_stream_of_the_scripts_own_is_waited_for_by_every_replica(cards: int) -> None:
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(cards)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    pipeline = mc.Pipeline(model, cards, replicas=2, micro_batches=1)
+    step = pipeline.train_step(lambda model, x: model(x).square().mean(), optimizer, check_loss=False)
+    with torch.cuda.stream(torch.cuda.Stream(pipeline.device)):
+        x = torch.zeros(64, 512, device=pipeline.device)
+        step(x)
+        for value in (1.0, 2.0, 3.0):
+            torch.cuda._sleep(200_000_000)
+            x.fill_(value)
+            loss = step(x).item()
+            whole = nn.Sequential(*copy.deepcopy(list(model))).cpu()
+            assert loss == pytest.approx(whole(x.cpu()).square().mean().item(), rel=1e-4)
+    pipeline.close()
 
 
 def test_a_stage_that_cannot_fit_is_refused_before_it_is_tried() -> None:

@@ -259,7 +259,8 @@ class PipelineEngine:
         jobs: list[Callable[[], None] | None] = [None] * len(self.cards)
         for replica, (parts, training) in enumerate(zip(pieces.parts, trainings, strict=True)):
             chain, cards = self._chains[replica], self.cards_of(replica)
-            context = ThreadContext.capture([card.device for card in cards])
+            # Of all cards: a batch lies on the primary, from where other replicas take theirs.
+            context = ThreadContext.capture(list(dict.fromkeys(card.device for card in (*cards, *self.cards))))
             works = [partial(self._piece, work, chain, part) for part in parts]
             recorder = Recording(cards) if record else Recorder()
             flight = Flight(chain, self._carriers, context, self._schedule, works, training, recorder)

@@ -19,6 +19,7 @@ from manycard.engine.loss import ShardLoss, read_loss
 from manycard.engine.loss_check import compare_losses
 from manycard.engine.settling import settle
 from manycard.errors import OptimizerError
+from manycard.hangs import PULSE
 from manycard.pipeline import PipelineEngine, PipelineSettings, Timeline
 from manycard.pipeline.engine import MicroBatches
 from manycard.precision import Precision
@@ -143,6 +144,7 @@ class PipelineStrategy(Strategy):
         with self.scaling.own_update():
             for optimizer in optimizers:
                 optimizer.step()
+        PULSE.note_cards(self.marks)
         return True
 
     def check_loss(self, model: nn.Module, loss_fn: LossFn, batch: Any) -> None:
