@@ -5,6 +5,8 @@ balance     where to cut (pure)
 probe       what a model is made of, and what its parts cost
 planning    from those to a plan
 stages      a plan put on cards
+checkpoints activations that are computed again
+cutting     a batch as micro-batches (pure)
 copies      moving tensors between neighbours
 carriers    forward passes that stop half-way
 passage     one micro-batch on its way, and what crosses from stage to stage

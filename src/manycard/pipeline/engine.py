@@ -27,11 +27,11 @@ from manycard.engine.context import ThreadContext
 from manycard.engine.loss import ShardLoss
 from manycard.engine.random import CardGenerators
 from manycard.engine.replicas import Replicas
-from manycard.engine.sizes import shard_sizes
 from manycard.engine.threads import CardThreads
 from manycard.errors import BatchError, ModelError
 from manycard.pipeline.balance import Costs, Room
 from manycard.pipeline.carriers import Carriers
+from manycard.pipeline.cutting import least_samples, micro_batch_sizes
 from manycard.pipeline.flight import Flight, Training
 from manycard.pipeline.planning import PlanSettings, free_bytes, make_plan
 from manycard.pipeline.probe import Probe
@@ -182,7 +182,7 @@ class PipelineEngine:
     # ---- a batch -------------------------------------------------------------------------------------------
 
     def cut(self, batch: Any) -> MicroBatches:
-        """Cut a batch over replicas, and each one's shard into micro-batches of at least a sample.
+        """Cut a batch over replicas, and each one's shard into micro-batches.
 
         Raises:
             BatchError: it is empty or can't be cut.
@@ -190,8 +190,8 @@ class PipelineEngine:
         samples = count_samples(batch)
         if samples == 0:
             raise BatchError("the batch has 0 samples", fix="drop empty batches in the loader")
-        shards = [size for size in shard_sizes(samples, self.settings.replicas) if size]
-        sizes = [[size for size in shard_sizes(shard, self.settings.micro_batches) if size] for shard in shards]
+        least = least_samples(self.module)
+        sizes = micro_batch_sizes(samples, self.settings.replicas, self.settings.micro_batches, least)
         parts = iter(cut(batch, [size for each in sizes for size in each]))
         return MicroBatches(samples, [[next(parts) for _ in each] for each in sizes], sizes)
 

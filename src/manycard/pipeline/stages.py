@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from manycard.cards.card import Card
 from manycard.errors import ModelError
+from manycard.pipeline.checkpoints import checkpointed
 from manycard.pipeline.copies import StageCopies
 from manycard.pipeline.passage import all_known, current_passage
 
@@ -133,7 +133,7 @@ class Stages:
             # A module compiled by its own compile() calls this instead of forward.
             name = "forward" if module.__dict__.get("_compiled_call_impl") is None else "_compiled_call_impl"
             before.append((module, name, module.__dict__.get(name)))
-            module.__dict__[name] = partial(self._enter, part, getattr(module, name))
+            module.__dict__[name] = partial(self._enter, part, module, getattr(module, name))
 
     @staticmethod
     def unlead(before: list[tuple[nn.Module, str, Any]]) -> None:
@@ -144,7 +144,7 @@ class Stages:
             else:
                 module.__dict__[name] = value
 
-    def _enter(self, part: Part, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _enter(self, part: Part, module: nn.Module, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The ``forward`` of a part while a batch is under way."""
         passage = current_passage()
         if passage is None:
@@ -157,7 +157,7 @@ class Stages:
             return original(*args, **kwargs)
         work = original
         if self._checkpointed and torch.is_grad_enabled():
-            work = partial(checkpoint, original, use_reentrant=False)
+            work = checkpointed(module, original)
         return passage.unwatched(work, args, kwargs)
 
 
