@@ -99,6 +99,62 @@ def test_replicas_beside_stages(cards: int) -> None:
     )
 
 
+class Keeps(nn.Module):
+    """A block with tensors that are neither parameters nor buffers: one of its own, and one that all blocks share."""
+
+    def __init__(self, shared: Tensor) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 12)
+        self.mask = torch.linspace(0.5, 1.0, 12, device="cuda:0")
+        self.tables = {"shift": [shared]}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.layer(x)) * self.mask + self.tables["shift"][0]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("cards", SEVERAL)
+def test_tensors_kept_as_plain_attributes(cards: int, replicas: int) -> None:
+    model = made(make=lambda: Language(blocks=8))
+    shared = torch.linspace(-0.1, 0.1, 12, device="cuda:0")
+    for index in range(8):
+        model.blocks[index] = Keeps(shared)
+    stages = cards // replicas
+    names = [f"blocks.{stage * 8 // stages}" for stage in range(stages)][1:]
+    spread = compare(model, batches(16, 13), cards=cards, replicas=replicas, stages=names, micro_batches=2)
+    for block in spread.blocks:
+        assert block.mask.device == block.layer.weight.device
+        assert block.tables["shift"][0].device == torch.device("cuda:0") or stages == 1
+
+
+@pytest.mark.parametrize("cards", SEVERAL)
+def test_a_plain_attribute_that_the_script_sets_between_steps_moves_too(cards: int) -> None:
+    model = made(make=lambda: Language(blocks=8))
+    for index in range(8):
+        model.blocks[index] = Keeps(torch.zeros(12, device="cuda:0"))
+    names = [f"blocks.{stage * 8 // cards}" for stage in range(cards)][1:]
+    pipeline = mc.Pipeline(model, cards, stages=names, micro_batches=2)
+    step = pipeline.train_step(loss_fn, sgd(model))
+    (batch,) = batches(8)
+    step(batch)
+    model.blocks[7].mask = torch.zeros(12, device="cuda:0")
+    assert step(batch).isfinite()
+    assert model.blocks[7].mask.device == pipeline.cards[-1].device
+    pipeline.close()
+
+
+@pytest.mark.parametrize("cards", SEVERAL)
+def test_a_generator_of_another_card_is_refused_by_name(cards: int) -> None:
+    model = made(make=lambda: Language(blocks=8))
+    model.blocks[7].draws = torch.Generator("cuda:0")
+    names = [f"blocks.{stage * 8 // cards}" for stage in range(cards)][1:]
+    pipeline = mc.Pipeline(model, cards, stages=names, micro_batches=2)
+    step = pipeline.train_step(loss_fn, sgd(model))
+    with pytest.raises(mc.errors.ModelError, match=r"attribute blocks.7.draws is a random generator of cuda:0"):
+        step(batches(8)[0])
+    pipeline.close()
+
+
 class Wide(nn.Module):
     """Layers whose matrix products take half a millisecond each, with 8,192 rows."""
 

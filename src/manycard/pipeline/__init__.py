@@ -4,6 +4,7 @@ schedule    the order in which a stage works (pure)
 balance     where to cut (pure)
 probe       what a model is made of, and what its parts cost
 planning    from those to a plan
+attributes  tensors that are no parameters
 stages      a plan put on cards
 checkpoints activations that are computed again
 cutting     a batch as micro-batches (pure)

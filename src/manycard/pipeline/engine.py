@@ -154,7 +154,13 @@ class PipelineEngine:
             self._replicas.follow()
         if self._made_for != self._replicas.generation or not self._chains:
             self._chains = [
-                Stages(module, self.plan, self.cards_of(replica), checkpointed=self.settings.checkpointed)
+                Stages(
+                    module,
+                    self.plan,
+                    self.cards_of(replica),
+                    checkpointed=self.settings.checkpointed,
+                    original=self.module if replica else None,
+                )
                 for replica, module in enumerate(self._replicas.modules)
             ]
             self._made_for = self._replicas.generation
