@@ -38,6 +38,7 @@ from manycard.engine.split_calls import SplitCalls
 from manycard.engine.threads import card_of
 from manycard.errors import BatchError, LossError, SettingError
 from manycard.precision import Precision
+from manycard.strategies.before import Before
 from manycard.strategies.dp import DataParallelStrategy
 from manycard.strategies.splitting import AUTO
 from manycard.strategies.strategy import Count, LossFn, MicroBatch, StrategyOptions, Update
@@ -61,6 +62,10 @@ class _Balancing:
     steps: int = 0
     largest: int = 1
     """Samples of the largest micro-batch so far."""
+    before: Before | None = None
+    """What a step began with, for one that runs out of memory."""
+    before_of: int = 0
+    """The generation of replicas that `before` was made for."""
 
     def most_shares(self) -> list[float]:
         """The largest share of a batch that each card has memory for."""
@@ -140,6 +145,8 @@ class ManualStrategy(DataParallelStrategy):
         engine = self._engine(model)
         if self._splitting.split is not None:
             loss_fn = partial(_weighable, engine.cutter, loss_fn)
+        if unit is None:
+            self._note_before(model, engine)
         part = None
         while part is None:
             try:
@@ -234,13 +241,26 @@ class ManualStrategy(DataParallelStrategy):
         print(f"{_describe(why, balancing.balancer.weights, self.cards)}; the step is taken again", file=sys.stderr)
         return True
 
+    def _note_before(self, model: nn.Module, engine: Engine) -> None:
+        balancing = self._balancings.get(model)
+        if balancing is None:
+            return
+        if balancing.before is None or balancing.before_of != engine.replicas.generation:
+            balancing.before, balancing.before_of = Before(self, model), engine.replicas.generation
+        else:
+            balancing.before.note()
+
     def _begin_again(self, model: nn.Module) -> None:
+        """Leave nothing of the failed attempt: gradients, memory, buffers that forward wrote, random draws."""
         self.start_group(model)
         gc.collect()  # the failure's traceback holds what the card had made, and is held by its own frames
         for card in self.cards:
             if not card.simulated:
                 with torch.cuda.device(card.device):
                     torch.cuda.empty_cache()
+        before = self._balancings[model].before
+        assert before is not None, "a step notes what it begins with"
+        before.restore()
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
         balancing = self._balancings.get(model)
