@@ -185,6 +185,16 @@ class PipelineEngine:
             flight.end()
         self._unfinished = []
 
+    def check_lockstep(self) -> None:
+        """Compare every replica's parameters with the first one's, bit by bit.
+
+        Raises:
+            LockstepError: one differs.
+        """
+        if self.settings.replicas > 1 and self.plan is not None:
+            self.refresh()
+            self._replicas.check_lockstep()
+
     # ---- a batch -------------------------------------------------------------------------------------------
 
     def cut(self, batch: Any) -> MicroBatches:

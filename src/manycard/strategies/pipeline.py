@@ -173,6 +173,9 @@ class PipelineStrategy(Strategy):
         self.prepare(metric_fn, batch)
         return self.engine.run(self._in_precision(metric_fn), self.engine.cut(batch))
 
+    def check_lockstep(self, model: nn.Module) -> None:
+        self.engine.check_lockstep()
+
     def close(self) -> None:
         self.engine.close()
 
