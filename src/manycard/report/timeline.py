@@ -56,7 +56,8 @@ def print_timeline(document: Mapping[str, Any], console: Console, name: str | No
 def timeline_summary(document: Mapping[str, Any]) -> str:
     """Bubble and balance, beside what they should be, in one line."""
     theory = f"stages of equal time: {100 * document['expected_bubble']:.1f} %"
-    if document.get("scheduled_bubble") is not None:  # results of before have none
+    # Simulated cards have no others; results of before have no such figure.
+    if not document["simulated"] and document.get("scheduled_bubble") is not None:
         theory += f", these stages without copies and launches: {100 * document['scheduled_bubble']:.1f} %"
     return f"bubble {100 * document['bubble']:.1f} % ({theory}), balance {document['balance']:.2f}"
 
