@@ -20,15 +20,23 @@ from manycard.cards import Card, in_words
 from manycard.data import GlobalLoader
 from manycard.engine.batch import move
 from manycard.engine.joining import join_values, plan_join
-from manycard.errors import CheckpointError, ModelError
+from manycard.errors import CheckpointError, ModelError, SettingError
 from manycard.hangs import PULSE
 from manycard.parallel.evaluation import evaluate
-from manycard.parallel.pipeline_settings import check_alone, check_cards, check_model, check_stages, memory_limits
+from manycard.parallel.pipeline_settings import (
+    check_alone,
+    check_cards,
+    check_model,
+    check_stages,
+    memory_limits,
+    on_or_off,
+)
 from manycard.parallel.run_state import load_run, save_run
 from manycard.parallel.settings import (
     check_clip_norm,
     check_scheduler,
     choose_run_cards,
+    optimizers_in,
     overridden,
     watch_for_hangs,
     whole_number,
@@ -107,7 +115,7 @@ class Pipeline:
             micro_batches=micro_batches or 4 * number,
             schedule=schedule,
             replicas=replicas,
-            checkpointed=bool(checkpoint_activations),
+            checkpointed=on_or_off("checkpoint_activations", checkpoint_activations),
             limits=memory_limits(memory, number),
         )
         watch_for_hangs(hang_timeout, on_hang)
@@ -179,7 +187,7 @@ class Pipeline:
         """
         check_clip_norm(clip_norm)
         whole_number("accumulate", accumulate, fix="leave it out for an update in every step")
-        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        optimizers = optimizers_in(optimizer)
         check_scheduler(scheduler)
         for each in optimizers:
             check_parameters(each, self.module)
@@ -193,7 +201,13 @@ class Pipeline:
         """Train on one batch as ``step(batch)`` does, and say when each card worked on what.
 
         The cards are waited for. Call it after a few steps: the first ones are slower than the others.
+
+        Raises:
+            SettingError: `step` is no train step of this pipeline.
         """
+        if not isinstance(step, TrainStep) or step not in self._steps:
+            fix = "write timeline = pipeline.record(step, batch), with step = pipeline.train_step(...)"
+            raise SettingError("step", type(step).__name__, "it is no train step of this pipeline", fix=fix)
         self._strategy.recording = True
         try:
             step(batch)
@@ -298,7 +312,7 @@ class Pipeline:
                 fix="save after a call for which step.updated is True, or call step.flush() first",
             )
         with PULSE.busy("checkpoint"):
-            save_run(self._strategy, path, self.module, _listed(optimizer), loader, extra)
+            save_run(self._strategy, path, self.module, optimizers_in(optimizer, none=True), loader, extra)
 
     def load(
         self,
@@ -313,17 +327,11 @@ class Pipeline:
             CheckpointError: the file isn't there, isn't whole, or doesn't hold what is asked for.
         """
         with PULSE.busy("checkpoint"):
-            return load_run(self._strategy, path, self.module, _listed(optimizer), loader)
+            return load_run(self._strategy, path, self.module, optimizers_in(optimizer, none=True), loader)
 
     def close(self) -> None:
         """End the threads. The model stays on its cards."""
         self._strategy.close()
-
-
-def _listed(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
-    if optimizer is None:
-        return []
-    return [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
 
 
 def _measured(plan: Any, costs: Any, stage: int) -> str:

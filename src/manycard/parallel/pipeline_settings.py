@@ -10,12 +10,20 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from manycard.cards import Card, parse_size
+from manycard.engine.data_parallel import DataParallel
 from manycard.errors import CardsError, ModelError, SettingError, StrategyError
 
-__all__ = ["check_alone", "check_cards", "check_model", "check_stages", "memory_limits"]
+__all__ = ["check_alone", "check_cards", "check_model", "check_stages", "memory_limits", "on_or_off"]
+
+_SPREADING = (DataParallel, nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def check_alone() -> None:
+    """Check that this process is no rank.
+
+    Raises:
+        StrategyError: it is one of several.
+    """
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1:
         raise StrategyError(
@@ -27,8 +35,21 @@ def check_alone() -> None:
 
 
 def check_model(model: Any) -> None:
+    """Check that a pipeline can run `model`.
+
+    Raises:
+        ModelError: it can't.
+    """
+    if isinstance(model, type):
+        raise ModelError(f"the model is the class {model.__name__}", fix=f"pass one of its kind: {model.__name__}(...)")
     if not isinstance(model, nn.Module):
         raise ModelError(f"the model is a {type(model).__name__}, no nn.Module", fix="pass the module itself")
+    spreads = next((part for part in model.modules() if isinstance(part, _SPREADING)), None)
+    if spreads is not None:
+        raise ModelError(
+            f"the model holds a {type(spreads).__name__}, which spreads its calls over cards by itself",
+            fix="pass the module inside (its attribute .module); replicas= makes copies of the whole pipeline",
+        )
     if any(is_lazy(each) for each in [*model.parameters(), *model.buffers()]):
         raise ModelError("the model has lazy parameters", fix="run a batch through it once, which gives them shapes")
     inner = getattr(model, "_orig_mod", None)
@@ -40,6 +61,11 @@ def check_model(model: Any) -> None:
 
 
 def check_cards(chosen: tuple[Card, ...], given: Any, replicas: int) -> tuple[Card, ...]:
+    """The cards, which can be shared out to the replicas.
+
+    Raises:
+        SettingError: they can't, or one is named twice.
+    """
     real = [card for card in chosen if not card.simulated]
     if len({card.device for card in real}) != len(real):
         raise CardsError("cards", given, "a card is named twice", fix="name each card once: a card holds one stage")
@@ -50,6 +76,11 @@ def check_cards(chosen: tuple[Card, ...], given: Any, replicas: int) -> tuple[Ca
 
 
 def check_stages(stages: Any, number: int, replicas: int) -> tuple[str, ...] | None:
+    """The names with which stages but the first begin; None to find them.
+
+    Raises:
+        SettingError: they are no names, or not one for each stage but the first.
+    """
     if stages == "auto":
         return None
     named = isinstance(stages, Sequence) and not isinstance(stages, str)
@@ -73,10 +104,27 @@ def _counted(number: int, noun: str) -> str:
 
 
 def memory_limits(memory: Any, stages: int) -> tuple[int | None, ...] | None:
+    """What each stage may take of its card, in bytes; None to ask the cards.
+
+    Raises:
+        SettingError: it is no amount, nor one for each stage.
+    """
     if memory is None:
         return None
-    amounts = [memory] * stages if isinstance(memory, int | str) else list(memory)
+    amounts = list(memory) if isinstance(memory, list | tuple) else [memory] * stages
     if len(amounts) != stages:
-        problem = f"it has {len(amounts)} amounts for {stages} stages"
-        raise SettingError("memory", memory, problem, fix="give one amount, or one for each stage")
+        problem = f"there {'are' if len(amounts) != 1 else 'is'} {_counted(len(amounts), 'amount')} for"
+        problem += f" {_counted(stages, 'stage')}"
+        raise SettingError("memory", memory, problem, fix='give one amount for all, such as "20GiB", or one a stage')
     return tuple(parse_size(amount, setting="memory") for amount in amounts)
+
+
+def on_or_off(setting: str, value: Any) -> bool:
+    """`value`, which is True or False.
+
+    Raises:
+        SettingError: it is neither.
+    """
+    if not isinstance(value, bool):
+        raise SettingError(setting, value, "it is neither True nor False", fix=f"give {setting}=True, or leave it out")
+    return value
