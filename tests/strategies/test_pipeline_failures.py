@@ -170,7 +170,24 @@ def test_more_stages_than_parts() -> None:
 def test_a_stage_that_cannot_fit_is_refused_before_training() -> None:
     model = made()
     before = copy.deepcopy(model.state_dict())
-    refused(MODEL, "needs about .* and no card has room", model, cards="cpu:2", memory="1KiB")
+    refused(
+        MODEL,
+        r"part words alone needs about 4 KiB, and no card has room for it \(cpu:1 has 1 KiB\). Fix: take more cards, a"
+        r" larger micro_batches= or checkpoint_activations=True.",
+        model,
+        cards="cpu:2",
+        memory="1KiB",
+    )
+    refused(
+        MODEL,
+        r"no way of cutting the model into 2 stages fits: it needs about \d+ KiB, and cpu:0 has 20 KiB, cpu:1 has"
+        r' 6 KiB. Fix: take more cards, a larger micro_batches= or schedule="1f1b".',
+        model,
+        cards="cpu:2",
+        memory=["20KiB", "6KiB"],
+        schedule="gpipe",
+        checkpoint_activations=True,
+    )
     refused(
         MODEL,
         r"stage 1 \(blocks.2 to head\) needs about .* of parameters, gradients and optimizer state",

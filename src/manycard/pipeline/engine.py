@@ -122,7 +122,7 @@ class PipelineEngine:
             return
         sample = move(self.cut(batch).parts[0][0], cards[0].device)
         rooms = self._rooms(state_copies)
-        settings = PlanSettings(self.settings.starts, cards, rooms, self.settings.checkpointed)
+        settings = PlanSettings(self.settings.starts, cards, rooms, self.settings.checkpointed, self.settings.schedule)
         tensors = [*self.module.parameters(), *self.module.buffers()]
         free, size = free_bytes(cards[0]), sum(tensor.nbytes for tensor in tensors)
         streamed = free is not None and size > free // 2 and any(t.device != cards[0].device for t in tensors)
