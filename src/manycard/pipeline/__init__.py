@@ -12,6 +12,7 @@ copies      moving tensors between neighbours
 carriers    forward passes that stop half-way
 passage     one micro-batch on its way, and what crosses from stage to stage
 flight      one batch under way
+gradients   of replicas, summed
 timeline    where the cards' time went
 engine      all of it, with replicas side by side
 """

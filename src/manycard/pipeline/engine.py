@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from manycard.cards.card import Card
 from manycard.engine.batch import count_samples, cut, move
-from manycard.engine.buckets import Buckets
-from manycard.engine.collective import SumsOnHost, make_collective
+from manycard.engine.collective import SumsOnHost
 from manycard.engine.context import ThreadContext
 from manycard.engine.loss import ShardLoss
 from manycard.engine.random import CardGenerators
@@ -33,6 +32,7 @@ from manycard.pipeline.balance import Costs, Room
 from manycard.pipeline.carriers import Carriers
 from manycard.pipeline.cutting import least_samples, micro_batch_sizes
 from manycard.pipeline.flight import Flight, Training
+from manycard.pipeline.gradients import ReplicaGradients
 from manycard.pipeline.planning import PlanSettings, free_bytes, make_plan
 from manycard.pipeline.probe import Probe
 from manycard.pipeline.schedule import find_schedule, in_flight
@@ -98,8 +98,7 @@ class PipelineEngine:
         )
         self._chains: list[Stages] = []
         self._made_for = -1
-        self._buckets: list[Buckets] = []
-        self._buckets_for: Any = None
+        self._gradients = ReplicaGradients()
         self._group_open = False
         self._unfinished: list[Flight] = []
 
@@ -237,15 +236,14 @@ class PipelineEngine:
             for chain in self._chains:
                 for parameter in chain.module.parameters():
                     parameter.grad = None
-            for buckets in self._buckets:
-                buckets.forget()
+            self._gradients.forget()
             self._group_open = True
         weights = [[partial(weigh, size, pieces.samples) for size in sizes] for sizes in pieces.sizes]
         flights = self._fly(work, pieces, [Training(each) for each in weights], record)
         flights[0].check_trained()
         for flight in flights:
             flight.settle()
-        self._collect()
+        self._gradients.collect(self._chains, self._replicas.generation)
         losses = [
             loss for flight, chain in zip(flights, self._chains, strict=False) for loss in self._home(flight, chain)
         ]
@@ -314,31 +312,10 @@ class PipelineEngine:
 
         return [ShardLoss(brought(loss.value), brought(loss.count)) for loss in flight.results]
 
-    # ---- gradients of replicas -----------------------------------------------------------------------------
-
-    def _collect(self) -> None:
-        """Put every replica's gradients into its buckets."""
-        if len(self._chains) == 1:
-            return
-        trained = [parameter.requires_grad for parameter in self.module.parameters()]
-        key = self._replicas.generation, trained
-        if key != self._buckets_for:
-            self._buckets, self._buckets_for = [self._make_buckets(stage) for stage in range(self.stages)], key
-        for buckets in self._buckets:
-            for replica in range(len(self._chains)):
-                buckets.collect(replica)
-
-    def _make_buckets(self, stage: int) -> Buckets:
-        parameters = [[each for each in chain.parameters_of(stage) if each.requires_grad] for chain in self._chains]
-        cards = [self.cards_of(replica)[stage] for replica in range(len(self._chains))]
-        return Buckets(parameters, cards, make_collective(cards))
-
     def reduce(self) -> None:
         """Add up the replicas' gradients."""
         self._group_open = False
-        if len(self._chains) > 1:
-            for buckets in self._buckets:
-                buckets.reduce()
+        self._gradients.reduce()
 
     # ---- the rest ------------------------------------------------------------------------------------------
 
