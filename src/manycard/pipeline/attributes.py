@@ -3,12 +3,12 @@
 Behaviour:
     * One that a single stage's modules keep moves to that stage's card in place, as parameters do. Tensors on the host
       stay there.
-    * One that several stages share, or that is a parameter of another stage, is brought to each by the watched forward
-      pass: the modules that keep it are named `strangers`.
+    * One that several stages share, that another object holds for the module, or that is a parameter of another stage,
+      is brought to where it is used by the watched forward pass: the modules that keep it are named `strangers`.
     * In a copy of the model, a tensor goes to the copy's own card wherever the original's is on a card.
     * A tensor that requires gradients and is no registered parameter is refused, and so is a random generator of
       another card, by the attribute's name.
-    * Seen are attributes, what lists, tuples and dicts hold, and the attributes of other objects.
+    * Seen are attributes, what lists, tuples and dicts hold, and the attributes of other objects, three levels deep.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from manycard.errors import ModelError
 __all__ = ["Attribute", "attributes_of", "settle_attributes"]
 
 _DEEPEST = 3
+_PLAIN = (str, bytes, int, float, type(None), type, ModuleType, nn.Module)
 _MODULES_OWN = frozenset(nn.Module().__dict__)
 """Tables that every module has: of parameters, buffers, submodules and hooks."""
 
@@ -38,6 +39,8 @@ class Attribute:
     """Such as ``blocks.1.tables['cos']``."""
     module: nn.Module
     value: Tensor | torch.Generator
+    own: bool
+    """Whether it is the module's, and no other object's that the module keeps."""
 
 
 def attributes_of(model: nn.Module) -> Iterator[Attribute]:
@@ -46,25 +49,29 @@ def attributes_of(model: nn.Module) -> Iterator[Attribute]:
         prefix = f"{name}." if name else ""
         for key, value in part.__dict__.items():
             if key not in _MODULES_OWN:
-                for path, held in _inside(value, f"{prefix}{key}", _DEEPEST):
-                    yield Attribute(path, part, held)
+                for path, held, own in _inside(value, f"{prefix}{key}", _DEEPEST):
+                    yield Attribute(path, part, held, own)
 
 
-def _inside(value: Any, path: str, depth: int) -> Iterator[tuple[str, Tensor | torch.Generator]]:
+def _inside(
+    value: Any, path: str, depth: int, own: bool = True
+) -> Iterator[tuple[str, Tensor | torch.Generator, bool]]:
     if isinstance(value, Tensor | torch.Generator):
-        yield path, value
+        yield path, value, own
         return
-    if depth == 0 or isinstance(value, str | bytes | int | float | type | ModuleType | nn.Module) or callable(value):
+    if depth == 0 or isinstance(value, _PLAIN) or callable(value):
         return
+    parts: Iterator[tuple[str, Any]]
     if isinstance(value, Mapping):
-        parts = [(f"{path}[{key!r}]", part) for key, part in value.items()]
+        parts = ((f"{path}[{key!r}]", part) for key, part in value.items() if not isinstance(part, _PLAIN))
     elif isinstance(value, list | tuple):
-        parts = [(f"{path}[{index}]", part) for index, part in enumerate(value)]
+        parts = ((f"{path}[{index}]", part) for index, part in enumerate(value) if not isinstance(part, _PLAIN))
     else:
         state = getattr(value, "__dict__", None)
-        parts = [(f"{path}.{key}", part) for key, part in state.items()] if isinstance(state, dict) else []
+        held = state.items() if isinstance(state, dict) else ()
+        own, parts = False, ((f"{path}.{key}", part) for key, part in held if not isinstance(part, _PLAIN))
     for inner, part in parts:
-        yield from _inside(part, inner, depth - 1)
+        yield from _inside(part, inner, depth - 1, own)
 
 
 def settle_attributes(
@@ -91,7 +98,7 @@ def settle_attributes(
     found = list(attributes_of(model))
     stages: dict[int, set[int]] = {}
     for each in found:
-        if len(devices) > 1 or original is not None:
+        if each.own and (len(devices) > 1 or original is not None):
             _check(each, stage_of, home_of, devices)
         if id(each.module) in stage_of:
             stages.setdefault(id(each.value), set()).add(stage_of[id(each.module)])
@@ -105,11 +112,11 @@ def settle_attributes(
             if stage is not None and home_of[id(value)] != stage:
                 strangers.add(id(each.module))
             continue
-        if original is not None and (each.path in on_card or value.device.type == "cuda"):
+        if each.own and each.path in on_card:
             _move(value, devices[min(stages.get(id(value), {0}))])
-        if stage is None or value.device.type == "cpu" or value.device == devices[stage]:
+        if stage is None or value.device.type != "cuda" or value.device == devices[stage]:
             continue
-        if len(stages[id(value)]) == 1 and value.grad_fn is None:
+        if each.own and len(stages[id(value)]) == 1 and value.grad_fn is None:
             _move(value, devices[stage])
         else:
             strangers.add(id(each.module))
@@ -118,11 +125,8 @@ def settle_attributes(
 
 def _on_card(original: nn.Module | None) -> set[str]:
     """The paths at which `original` keeps tensors of cards."""
-    return (
-        set()
-        if original is None
-        else {each.path for each in attributes_of(original) if each.value.device.type == "cuda"}
-    )
+    found = () if original is None else attributes_of(original)
+    return {each.path for each in found if each.value.device.type == "cuda"}
 
 
 def _check(

@@ -31,7 +31,9 @@ class Keeps(nn.Module):
 
 
 def test_attributes_are_found_with_their_paths() -> None:
-    found = {each.path: each.value for each in attributes_of(nn.Sequential(nn.Linear(2, 2), Keeps()))}
+    model = nn.Sequential(nn.Linear(2, 2), Keeps())
+    assert [each.path for each in attributes_of(model) if not each.own] == ["1.state.cache"]
+    found = {each.path: each.value for each in attributes_of(model)}
     assert list(found) == [
         "1.mask",
         "1.tables['cos']",
@@ -79,5 +81,9 @@ def test_a_tensor_that_requires_gradients_is_refused_by_name() -> None:
         step = pipeline.train_step(loss_fn, sgd(model))
         with pytest.raises(ModelError, match=r"attribute blocks.3.scales\[0\] is a tensor that requires gradients"):
             step(torch.randint(0, 29, (8, 6)))
+    model.blocks[3].scales = SimpleNamespace(of_somebody_else=torch.ones(12, requires_grad=True))
+    with pipelined(model, "cpu:2", stages=["blocks.2"]) as pipeline:
+        assert pipeline.train_step(loss_fn, sgd(model))(torch.randint(0, 29, (8, 6))).isfinite()
+    model.blocks[3].scales = [torch.ones(12, requires_grad=True)]
     with pipelined(model, "cpu:1") as pipeline:
         assert pipeline.train_step(loss_fn, sgd(model))(torch.randint(0, 29, (8, 6))).isfinite()
