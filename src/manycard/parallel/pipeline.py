@@ -31,6 +31,7 @@ from manycard.parallel.pipeline_settings import (
     memory_limits,
     on_or_off,
 )
+from manycard.parallel.profiling import begin_from_environment
 from manycard.parallel.run_state import load_run, save_run
 from manycard.parallel.settings import (
     check_clip_norm,
@@ -122,6 +123,7 @@ class Pipeline:
         self.precision.apply_flags()
         self._strategy = PipelineStrategy(model, chosen, self.precision, settings)
         self._steps: weakref.WeakSet[TrainStep] = weakref.WeakSet()
+        begin_from_environment(cards=[card.name for card in chosen], name=self._strategy.name)
 
     # ---- what it is ----------------------------------------------------------------------------------------
 
