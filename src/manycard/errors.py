@@ -79,6 +79,10 @@ def _rebuild(kind: type[ManycardError], state: dict[str, object]) -> ManycardErr
     return error
 
 
+_LONGEST = 160
+"""Characters of a value that a message shows."""
+
+
 class SettingError(ManycardError):
     """A setting has a value that can't work.
 
@@ -94,9 +98,20 @@ class SettingError(ManycardError):
     """
 
     def __init__(self, setting: str, value: object, problem: str, *, fix: str = "") -> None:
-        super().__init__(f"{setting}={value!r}: {problem}", fix=fix)
         self.setting = setting
-        self.value = repr(value)
+        self.value = _shown(value)
+        super().__init__(f"{setting}={self.value}: {problem}", fix=fix)
+
+
+def _shown(value: object) -> str:
+    """A value as a reader knows it: as it was written, or by its name or kind where that would be an address."""
+    name = getattr(value, "__qualname__", None)
+    if isinstance(name, str):  # a function or a class
+        return name.replace("<locals>.", "")
+    text = repr(value)
+    if " at 0x" in text or "\n" in text:
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
 
 class CardsError(SettingError):

@@ -153,7 +153,12 @@ def test_numbers_that_do_not_fit() -> None:
     refused(SETTING, "micro_batches=2.5", cards="cpu:2", micro_batches=2.5)
     refused(SETTING, "3 cards can't be shared out to 2 replicas", cards="cpu:3", replicas=2)
     refused(SETTING, "schedule='zb'", cards="cpu:2", schedule="zb")
-    refused(SETTING, "2 amounts for 3 stages", cards="cpu:3", memory=["1GiB", "2GiB"])
+    refused(SETTING, "schedule=.'1f1b'.", cards="cpu:2", schedule=["1f1b"])
+    refused(SETTING, "there are 2 amounts for 3 stages", cards="cpu:3", memory=["1GiB", "2GiB"])
+    refused(SETTING, "there is 1 amount for 2 stages", cards="cpu:2", memory=["1GiB"])
+    for memory in (1e9, "much", [1, None], {"cpu:0": "1GiB"}):
+        refused(mc.errors.CardsError, "it is no amount of memory", cards="cpu:2", memory=memory)
+    refused(SETTING, "checkpoint_activations='no': it is neither True nor", cards="cpu:2", checkpoint_activations="no")
     refused(mc.errors.BatchError, "0 samples", cards="cpu:2", batch=torch.zeros(0, 6).long())
 
 
@@ -165,7 +170,24 @@ def test_more_stages_than_parts() -> None:
 def test_a_stage_that_cannot_fit_is_refused_before_training() -> None:
     model = made()
     before = copy.deepcopy(model.state_dict())
-    refused(MODEL, "needs about .* and no card has room", model, cards="cpu:2", memory="1KiB")
+    refused(
+        MODEL,
+        r"part words alone needs about 4 KiB, and no card has room for it \(cpu:1 has 1 KiB\). Fix: take more cards, a"
+        r" larger micro_batches= or checkpoint_activations=True.",
+        model,
+        cards="cpu:2",
+        memory="1KiB",
+    )
+    refused(
+        MODEL,
+        r"no way of cutting the model into 2 stages fits: it needs about \d+ KiB, and cpu:0 has 20 KiB, cpu:1 has"
+        r' 6 KiB. Fix: take more cards, a larger micro_batches= or schedule="1f1b".',
+        model,
+        cards="cpu:2",
+        memory=["20KiB", "6KiB"],
+        schedule="gpipe",
+        checkpoint_activations=True,
+    )
     refused(
         MODEL,
         r"stage 1 \(blocks.2 to head\) needs about .* of parameters, gradients and optimizer state",
@@ -189,6 +211,42 @@ def test_models_that_cannot_be_driven() -> None:
         it.train_step(loss_fn, torch.optim.LBFGS(model.parameters()))
 
 
+def test_models_that_spread_calls_by_themselves() -> None:
+    refused(MODEL, "holds a DataParallel, which spreads its calls", mc.DataParallel(made(), "cpu:2"), cards="cpu:2")
+    model = made()
+    model.blocks[2] = nn.DataParallel(model.blocks[2])
+    refused(MODEL, r"its attribute .module", model, cards="cpu:2")
+    with pytest.raises(MODEL, match=r"the model is the class Language. Fix: pass one of its kind: Language\(...\)"):
+        mc.Pipeline(type(made()), "cpu:2")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        (None, "there is no optimizer"),
+        ([], "there is no optimizer"),
+        (torch.optim.SGD, "the optimizer is the class SGD, no torch.optim.Optimizer"),
+        ({"lr": 0.1}, "the optimizer is a dict"),
+    ],
+)
+def test_what_is_no_optimizer(optimizer: Any, words: str) -> None:
+    model = made()
+    with pipelined(model, "cpu:2") as pipeline, pytest.raises(mc.errors.OptimizerError, match=words):
+        pipeline.train_step(loss_fn, optimizer)
+    parallel = mc.Parallel("dp", cards="cpu:2")
+    with pytest.raises(mc.errors.OptimizerError, match=words):
+        parallel.train_step(loss_fn, parallel.setup(model), optimizer)
+    parallel.close()
+
+
+def test_what_is_recorded_is_a_step_of_this_pipeline() -> None:
+    model = made()
+    with pipelined(model, "cpu:2") as pipeline:
+        step = pipeline.train_step(loss_fn, sgd(model))
+        with pytest.raises(SETTING, match="step='Tensor': it is no train step of this pipeline"):
+            pipeline.record(batches(4)[0], step)
+
+
 def test_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     refused(mc.errors.StrategyError, "drives all its cards from one process, and this script runs in 2 ranks")
@@ -198,11 +256,22 @@ def test_losses_that_are_no_mean() -> None:
     model = made()
     with pipelined(model, "cpu:2", stages=["blocks.2"], micro_batches=2) as pipeline:
         step = pipeline.train_step(lambda model, ids: model(ids).square().sum(), sgd(model))
-        with pytest.raises(mc.errors.LossError, match="no mean over samples"):
+        with pytest.raises(mc.errors.LossError, match=r"no mean over samples.*take micro_batches=1 and one replica"):
             step(batches(4)[0])
         step = pipeline.train_step(lambda model, ids: model(ids).detach().mean(), sgd(model))
         with pytest.raises(mc.errors.LossError, match="depends on no parameter"):
             step(batches(4)[0])
+
+
+def test_a_loss_that_compares_samples_is_that_of_one_card_in_one_micro_batch() -> None:
+    def spread_out(model: Any, ids: Any) -> Any:
+        scores = model(ids).flatten(1)
+        return torch.log_softmax(scores @ scores.T, 1).diagonal().sum()
+
+    model = made()
+    expected = spread_out(copy.deepcopy(model), batches(6)[0]).item()
+    with pipelined(model, "cpu:2", stages=["blocks.2"], micro_batches=1) as pipeline:
+        assert pipeline.train_step(spread_out, sgd(model))(batches(6)[0]).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_writing_in_place_into_an_earlier_stages_tensor() -> None:

@@ -80,7 +80,7 @@ def same_parameters(one: nn.Module, other: nn.Module) -> None:
 def held(parallel: mc.Parallel, model: nn.Module) -> list[int]:
     """Numbers of optimizer state on each card, counters left out."""
     (engine,) = [each.engine for each in parallel.strategy._models]  # type: ignore[attr-defined]
-    (mirrors,) = engine._mirrors.values()
+    (mirrors,) = engine.updates.mirrored.values()
     return [
         sum(value.numel() for state in each.state.values() for value in state.values() if value.dim())
         for each in mirrors.optimizers

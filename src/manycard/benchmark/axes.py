@@ -14,6 +14,7 @@ from itertools import product
 from typing import Any
 
 from manycard.errors import SettingError
+from manycard.pipeline.schedule import find_schedule
 from manycard.precision import make_precision
 
 __all__ = [
@@ -70,6 +71,11 @@ def _graphs(word: str) -> str:
     return word
 
 
+def _schedule(word: str) -> str:
+    find_schedule(word)
+    return word
+
+
 def _from_one(word: str) -> int:
     if int(word) < 1:
         raise ValueError
@@ -94,6 +100,10 @@ AXES = {
         Axis("gradient_as_bucket_view", _on_off, "on, off", ("ddp",), option=True),
         Axis("static_graph", _on_off, "on, off", ("ddp",), option=True),
         Axis("bucket_cap_mb", _from_one, "whole numbers from 1 up", ("ddp",), option=True),
+        Axis("replicas", _from_one, "whole numbers from 1 up", ("pipeline",), scripts=False),
+        Axis("micro_batches", _from_one, "whole numbers from 1 up", ("pipeline",), scripts=False),
+        Axis("schedule", _schedule, "1f1b, gpipe", ("pipeline",), scripts=False),
+        Axis("checkpoint_activations", _on_off, "on, off", ("pipeline",), scripts=False),
     )
 }
 

@@ -11,10 +11,11 @@ Behaviour:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from manycard.benchmark.axes import combinations
+from manycard.benchmark.axes import combinations, setting
 from manycard.benchmark.findings import add_pipelines, expect
 from manycard.benchmark.journal import Journal
 from manycard.benchmark.machine import describe_machine
@@ -42,8 +43,14 @@ def matrix_rows(settings: MatrixSettings) -> list[RowSpec]:
         ]
         for strategy, count in pairs:
             plain = _row(settings, kind, strategy, count)
-            rows += [replace(plain, settings=each) for each in combinations(_axes_for(settings, kind), strategy)]
+            chosen = [each for each in combinations(_axes_for(settings, kind), strategy) if _shared_out(each, count)]
+            rows += [replace(plain, settings=each) for each in chosen]
     return rows
+
+
+def _shared_out(settings: Sequence[tuple[str, Any]], count: int) -> bool:
+    """Whether that many cards can be shared out to a row's replicas."""
+    return count % int(setting(settings, "replicas", 1)) == 0
 
 
 def _axes_for(settings: MatrixSettings, kind: type[Workload] | None) -> list[tuple[str, tuple[Any, ...]]]:
@@ -63,6 +70,9 @@ def matrix_notes(settings: MatrixSettings) -> list[str]:
             notes.append("torch_dp is left out: nn.DataParallel needs GPUs.")
     if PIPELINE in settings.strategies:
         notes.append("pipeline: each card holds a stage of the model; BatchNorm statistics are those of a micro-batch.")
+        replicas = dict(settings.axes).get("replicas", ())
+        if any(count % each for count in settings.counts for each in replicas):
+            notes.append("pipeline: rows whose cards can't be shared out to that many replicas are left out.")
     if "single" not in settings.strategies:
         notes.append("Without a single row there is no speed-up, no efficiency and no difference of losses.")
     if "weak" in map(settings.scaling_of, settings.subjects) and max(settings.counts) > 1:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from manycard.benchmark.axes import setting
 from manycard.benchmark.row import RowSpec
 from manycard.cards import Card, choose_cards
 from manycard.parallel import Pipeline
@@ -54,14 +55,24 @@ class PipelineRun:
 
     def setup(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """Make the pipeline of `model`."""
-        self._pipeline = Pipeline(model, self._spec.cards, precision=self._spec.precision)
+        settings = self._spec.settings
+        self._pipeline = Pipeline(
+            model,
+            self._spec.cards,
+            replicas=setting(settings, "replicas", 1),
+            micro_batches=setting(settings, "micro_batches"),
+            schedule=setting(settings, "schedule", "1f1b"),
+            checkpoint_activations=setting(settings, "checkpoint_activations", False),
+            precision=str(setting(settings, "precision", self._spec.precision)),
+        )
         return model, optimizer
 
     def train_step(
         self, loss_fn: LossFn, model: nn.Module, optimizer: Optimizer, *, check_loss: bool, graphs: str
     ) -> TrainStep:
         """See `Pipeline.train_step`; it has no CUDA graphs."""
-        return self.pipeline.train_step(loss_fn, optimizer, check_loss=check_loss)
+        accumulate = setting(self._spec.settings, "accumulate", 1)
+        return self.pipeline.train_step(loss_fn, optimizer, check_loss=check_loss, accumulate=accumulate)
 
     def loader(self, dataset: Any, **settings: Any) -> Any:
         """See `Pipeline.loader`."""
@@ -72,7 +83,12 @@ class PipelineRun:
         return self.pipeline.evaluate(metric_fn, loader)
 
     def check_lockstep(self, model: nn.Module) -> None:
-        """One copy of the model is in lockstep with itself."""
+        """Compare the copies of the model, where it has replicas.
+
+        Raises:
+            LockstepError: two differ.
+        """
+        self.strategy.check_lockstep(model)
 
     def timeline(self, step: TrainStep, batch: Any) -> dict[str, Any]:
         """Where the time of one further step goes."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from manycard.benchmark.axes import AXES
 from manycard.benchmark.pipeline_run import PIPELINE
 from manycard.benchmark.workloads import Workload, find_workload
 from manycard.cards import Card
@@ -69,6 +70,7 @@ class MatrixSettings:
             kind.check_available()
         make_precision(self.precision)
         self._check_strategies()
+        self._check_pipelines()
         self._check_sizes()
         self._check_fits_workloads()
 
@@ -128,6 +130,27 @@ class MatrixSettings:
             raise StrategyError(
                 "--strategies", "torch_dp", "nn.DataParallel needs GPUs, and these cards are simulated", fix="add dp"
             )
+
+    def _check_pipelines(self) -> None:
+        if PIPELINE in self.strategies and self.script is not None:
+            raise StrategyError(
+                "--strategies",
+                PIPELINE,
+                "a script makes its own mc.Pipeline, for one model",
+                fix="leave it out, or measure a built-in workload",
+            )
+        axes = dict(self.axes)
+        given = next((name for name in axes if name in AXES and AXES[name].strategies == (PIPELINE,)), None)
+        if given is not None and PIPELINE not in self.strategies:
+            problem = "only pipelines read it, and no row is one"
+            raise SettingError("--set", given, problem, fix="add pipeline to --strategies, or leave it out")
+        for replicas in axes.get("replicas", ()):
+            if all(count % replicas for count in self.counts):
+                counts = ", ".join(map(str, self.counts))
+                problem = f"{counts} cards can't be shared out to {replicas} replicas"
+                raise SettingError(
+                    "--set", f"replicas={replicas}", problem, fix="take a number that divides one of --counts"
+                )
 
     def _check_sizes(self) -> None:
         if self.batch is not None and self.per_card_batch is not None:

@@ -12,6 +12,7 @@ from manycard.errors import CardsError
 
 __all__ = ["GIB", "MIB", "in_words", "parse_size"]
 
+KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
 
@@ -53,9 +54,11 @@ def in_words(size: int | None) -> str:
     """An amount of memory as a message shows it.
 
     Example:
-        >>> in_words(151_000_000_000), in_words(5 * 1024**2), in_words(None)
-        ('140.6 GiB', '5 MiB', 'unknown')
+        >>> in_words(151_000_000_000), in_words(5 * 1024**2), in_words(3000), in_words(None)
+        ('140.6 GiB', '5 MiB', '3 KiB', 'unknown')
     """
     if size is None:
         return "unknown"
+    if 0 < size < MIB:
+        return f"{max(size / KIB, 1):.0f} KiB"
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.0f} MiB"

@@ -16,21 +16,17 @@ import contextlib
 
 from rich.console import Console
 
-from manycard.benchmark import MatrixSettings, read_axes, run_matrix
-from manycard.benchmark.ablation import AblationSettings
+from manycard.benchmark import MatrixSettings, run_matrix
 from manycard.benchmark.findings import add_links, faults_of_links
-from manycard.cards import choose_cards
 from manycard.cli import bench_options as options
-from manycard.cli.bench_ablate import ablate_settings, refuse_with_ablate, refuse_without_ablate
+from manycard.cli.bench_ablate import ablate_settings
+from manycard.cli.bench_request import STRATEGIES, BenchRequest
 from manycard.cli.bench_results import ResultFolder, termination_as_interrupt
 from manycard.cli.options import CardsOption, JsonOption, ModuleOption, PrecisionOption, say
-from manycard.errors import SettingError
-from manycard.launch import Script, cards_setting
+from manycard.launch import cards_setting
 from manycard.report import BenchmarkProgress, benchmark_markdown, print_benchmark, write_benchmark_page
 
 __all__ = ["bench"]
-
-_STRATEGIES = "single,torch_dp,dp,ddp"
 
 
 def bench(
@@ -41,7 +37,7 @@ def bench(
     workload: options.WorkloadOption = None,
     cards: CardsOption = None,
     counts: options.CountsOption = None,
-    strategies: options.StrategiesOption = _STRATEGIES,
+    strategies: options.StrategiesOption = STRATEGIES,
     varied: options.SetOption = None,
     precision: PrecisionOption = None,
     batch: options.BatchOption = None,
@@ -75,53 +71,11 @@ def bench(
       manycard bench --workload mlp --cards cpu:2 --small --against reports/last/bench.json
       manycard bench --ablate --workload resnet50 --files /data/imagenet/train --out reports/ablation --resume
     """
-    target = _target(script, arguments, module)
-    choice = choose_cards(cards or "all")
-    if ablate:
-        refuse_with_ablate(
-            {
-                "SCRIPT": script,
-                "--counts": counts,
-                "--strategies": strategies if strategies != _STRATEGIES else None,
-                "--set": varied,
-                "--precision": precision,
-                "--epochs": epochs,
-                "--channels-last": channels_last,
-            }
-        )
-        taken_apart = AblationSettings(
-            workload=names(workload)[0] if workload else "resnet50",
-            cards=choice.cards,
-            only=names([only]) if only is not None else (),
-            batch=batch if batch is not None or per_card_batch is None else per_card_batch * len(choice.cards),
-            files=files,
-            steps=steps,
-            repeats=repeats,
-            seed=seed,
-            small=small,
-            time_limit=time_limit,
-        )
-        return ablate_settings(taken_apart, ResultFolder(out, against, resume=resume), as_json=as_json)
-    refuse_without_ablate({"--only": only, "--files": files})
-    settings = MatrixSettings(
-        workloads=names(workload) if workload is not None else ("digits",) if target is None else (),
-        cards=choice.cards,
-        strategies=names([strategies]),
-        counts=numbers("--counts", counts),
-        precision=precision or "default",
-        batch=batch,
-        per_card_batch=per_card_batch,
-        steps=steps,
-        epochs=epochs,
-        repeats=repeats,
-        seed=seed,
-        small=small,
-        channels_last=channels_last,
-        axes=read_axes(varied or (), script=target is not None),
-        script=target,
-        time_limit=time_limit,
-    )
-    folder = ResultFolder(out, against, resume=resume)
+    request = BenchRequest(**locals())
+    choice = request.choose_cards()
+    if request.ablate:
+        return ablate_settings(request.ablation(choice), request.folder(), as_json=as_json)
+    settings, folder = request.matrix(choice), request.folder()
     say(choice.summary())
     say(choice.describe())
     return _run(settings, folder, as_json=as_json)
@@ -138,26 +92,3 @@ def _run(settings: MatrixSettings, folder: ResultFolder, *, as_json: bool) -> in
     return folder.present(
         document, as_json=as_json, show=print_benchmark, markdown=benchmark_markdown, write_page=write_benchmark_page
     )
-
-
-def _target(script: str | None, arguments: list[str] | None, module: bool) -> Script | None:
-    if script is None:
-        if module:
-            raise SettingError("-m", True, "no module is named", fix="write: manycard bench -m MODULE")
-        return None
-    return Script(script, tuple(arguments or ()), module)
-
-
-def names(values: list[str]) -> tuple[str, ...]:
-    """The names in comma lists."""
-    return tuple(name.strip() for value in values for name in value.split(",") if name.strip())
-
-
-def numbers(option: str, value: str | None) -> tuple[int, ...]:
-    """The whole numbers in a comma list; none where the option is not given."""
-    if value is None:
-        return ()
-    try:
-        return tuple(int(word) for word in names([value]))
-    except ValueError:
-        raise SettingError(option, value, "it is no list of whole numbers", fix="write it like 1,2,4") from None

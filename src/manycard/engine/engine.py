@@ -6,8 +6,7 @@ travel, and the replicas stay in lockstep because they start equal and get equal
 
 Under failure and cancellation:
     * An error on one card drops the group's gradients; the next step starts afresh.
-    * If an update ends on some cards only, parameters and optimizer states are sent from the primary before they
-      are used again.
+    * If an update ends on some cards only, the next pass begins by making them equal again (`Updates`).
     * Between steps the script may change the module. Changes are brought to the replicas at the next call
       (`Replicas.follow`), parameters the script wrote in place are sent anew.
 """
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -27,22 +25,20 @@ from torch.optim import Optimizer
 
 from manycard.cards.card import Card
 from manycard.engine.batch import move
-from manycard.engine.buckets import Buckets, gradients_of
+from manycard.engine.buckets import Buckets
 from manycard.engine.card_times import CardTimes
 from manycard.engine.collective import Collective, Rounded, make_collective
 from manycard.engine.cutting import Cutter
 from manycard.engine.graphs import Graphs
 from manycard.engine.input_copies import InputCopies
 from manycard.engine.lockstep import LockstepGuard
-from manycard.engine.mirrors import Mirrors
 from manycard.engine.passes import Autocast, LossFn, Pass, Weigh
 from manycard.engine.random import CardGenerators
 from manycard.engine.recorder import Recorder, make_recorders
 from manycard.engine.replicas import Replicas
-from manycard.engine.sharded import ShardedMirrors
 from manycard.engine.spans import span
 from manycard.engine.threads import CardThreads
-from manycard.engine.update_graphs import Done, UpdateWork
+from manycard.engine.updates import Updates
 from manycard.errors import ModelError
 
 __all__ = ["Engine"]
@@ -68,6 +64,7 @@ class Engine:
         self.input_copies = InputCopies(cards)
         self._sums: Collective = self.collective
         self.replicas = Replicas(module, cards, self.collective)
+        self.updates = Updates(self.replicas, self.threads, self.collective)
         self.cutter = Cutter()
         """How batches become shards."""
         self.times = CardTimes()
@@ -76,10 +73,8 @@ class Engine:
         """Held by whoever spreads work: several threads of a script are served in turn."""
         self._buckets: Buckets | None = None
         self._buckets_for: Any = None
-        self._mirrors: weakref.WeakKeyDictionary[Optimizer, Mirrors] = weakref.WeakKeyDictionary()
         self._guard = LockstepGuard()
         self._send_always = False
-        self._apart = False
         self._group_open = False
         self._recorders: list[Recorder] = []
         self._made = 0
@@ -207,20 +202,15 @@ class Engine:
         """Bring the replicas to the primary's structure, parameters and buffers where they may differ."""
         self.threads.finish()
         self.replicas.follow()
-        if self._apart or self._send_always or self.replicas.moved or self.stepped_alone:
+        if self.updates.apart or self._send_always or self.replicas.moved or self.updates.stepped_alone:
             self.replicas.send_parameters()
         self.replicas.send_buffers(statistics=statistics)
 
     # ---- the update ----------------------------------------------------------------------------------------
 
-    @property
-    def stepped_alone(self) -> bool:
-        """Whether the script's optimizers may have moved the primary's parameters only. Fused ones leave no trace."""
-        return not self._mirrors or any(mirror.outdated for mirror in self._mirrors.values())
-
     def mirrors(self, optimizer: Optimizer) -> bool:
         """Whether the optimizer has been added."""
-        return optimizer in self._mirrors
+        return optimizer in self.updates.mirrored
 
     def add_optimizer(self, optimizer: Optimizer, *, shard: bool = False) -> None:
         """Mirror the user's optimizer on every card.
@@ -228,10 +218,7 @@ class Engine:
         Args:
             shard: let each card keep state for, and update, a part of the parameters.
         """
-        if shard and len(self.cards) > 1:
-            self._mirrors[optimizer] = ShardedMirrors(optimizer, self.replicas, self.collective)
-        else:
-            self._mirrors[optimizer] = Mirrors(optimizer, self.replicas)
+        self.updates.add(optimizer, shard=shard)
 
     def update(
         self,
@@ -249,76 +236,12 @@ class Engine:
         Returns:
             Whether parameters were updated; False where `loss_scale` is given and a gradient is inf or NaN.
         """
-        assert self._buckets is not None, "forward_backward comes before update"
+        buckets = self._buckets
+        assert buckets is not None, "forward_backward comes before update"
         self._group_open = False
         with span("reduce"):
-            self._buckets.reduce()
-        multiplier = factor if loss_scale is None else factor / loss_scale
-        cards = range(len(self.cards))
-        if loss_scale is not None:
-            finite = self.threads.run([partial(self._scale_and_check, card, multiplier) for card in cards])
-            if not bool(finite[0]):
-                return False
-            multiplier = 1.0
-        mirrors = [self._mirrors[optimizer] for optimizer in optimizers]
-        outdated = [mirror.prepare() for mirror in mirrors]
-        self._apart = True
-        done = Done.NOT
-        if graphs is not None and not self._buckets.sparse:
-            work = self._update_work(mirrors, multiplier, clip_norm, any(outdated))
-            with span("update"), self.times.of_all():
-                done = graphs.updates.run(work)
-        if done is Done.NOT:
-            self.threads.run([partial(self._step, card, mirrors, multiplier, clip_norm) for card in cards], self.times)
-        self.times.close()
-        if done is not Done.ON_PRIMARY:  # or else parameters and states are sent before they are used again
-            for mirror in mirrors:
-                mirror.finish()
-            self._apart = False
-        if done is not Done.ON_ALL:  # a replay leaves version counters where they are
-            self.replicas.mark_sent()
-        return True
-
-    def _update_work(
-        self, mirrors: Sequence[Mirrors], multiplier: float | Tensor, clip_norm: float | None, renewed: bool
-    ) -> UpdateWork:
-        assert self._buckets is not None, "forward_backward comes before update"
-
-        def step(position: int, multiplier: float | Tensor) -> None:
-            self._step(position, mirrors, multiplier, clip_norm)
-
-        buckets, parameters = self._buckets, self.replicas.parameters[0]
-        gradients = list(buckets.flats[0].values())
-        return UpdateWork(
-            self.threads, mirrors, step, multiplier, renewed, self._made_for, buckets.held, parameters, gradients
-        )
-
-    def _scale(self, position: int, multiplier: float | Tensor) -> list[Tensor]:
-        """Multiply a card's gradients and return them."""
-        gradients = gradients_of(self.replicas.parameters[position])
-        if gradients and (isinstance(multiplier, Tensor) or multiplier != 1.0):
-            torch._foreach_mul_(gradients, move(multiplier, self.cards[position].device))
-        return gradients
-
-    def _scale_and_check(self, position: int, multiplier: float | Tensor) -> Tensor:
-        """Multiply a card's gradients; whether all are finite, 0-dim. They are equal on every card."""
-        norms = torch._foreach_norm(self._scale(position, multiplier), float("inf"))
-        return torch.stack([norm.float() for norm in norms]).isfinite().all()
-
-    def _step(
-        self, position: int, mirrors: Sequence[Mirrors], multiplier: float | Tensor, clip_norm: float | None
-    ) -> None:
-        with span("update", self.cards[position].name):
-            self._update_card(position, mirrors, multiplier, clip_norm)
-
-    def _update_card(
-        self, position: int, mirrors: Sequence[Mirrors], multiplier: float | Tensor, clip_norm: float | None
-    ) -> None:
-        self._scale(position, multiplier)
-        if clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.replicas.parameters[position], clip_norm)
-        for mirror in mirrors:
-            mirror.step(position)
+            buckets.reduce()
+        return self.updates.run(optimizers, buckets, factor, clip_norm, loss_scale, self.times, graphs, self._made_for)
 
     # ---- evaluation ----------------------------------------------------------------------------------------
 
@@ -343,10 +266,8 @@ class Engine:
     ) -> tuple[list[nn.Module], list[Optimizer], list[Tensor]]:
         """What there is on a card: the replica, the copies of these optimizers, and buckets."""
         modules = self.replicas.modules[position : position + 1]
-        mirrors = [self._mirrors[each] for each in optimizers if each in self._mirrors]
-        copies = [copy for mirror in mirrors for copy in mirror.optimizers[position : position + 1]]
         flats = [] if self._buckets is None else list(self._buckets.flats[position].values())
-        return modules, copies, flats
+        return modules, self.updates.copies_on(position, optimizers), flats
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """An engine is never copied: a copy of what holds it makes its own, or runs on one card."""

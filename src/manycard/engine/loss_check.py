@@ -30,6 +30,7 @@ __all__ = ["check_mean_loss", "check_split_loss", "compare_losses"]
 
 LossOf = tuple[Tensor, "float | Tensor | None"]
 """A mean, or a sum and its count."""
+_OTHERWISE = "write the loop out with model(x), which gives the loss whole outputs"
 
 
 def check_mean_loss(
@@ -133,6 +134,7 @@ def compare_losses(
     parts: Sequence[tuple[Tensor, float | Tensor | None, int]],
     named: str,
     precision: Precision,
+    otherwise: str = _OTHERWISE,
 ) -> None:
     """Compare the loss of a whole, computed twice, with those of its parts.
 
@@ -141,6 +143,7 @@ def compare_losses(
         again: the same once more, for what differs by itself.
         parts: value, count and samples of each.
         named: the parts, in words.
+        otherwise: what to do with a loss that compares samples with each other.
 
     Raises:
         LossError: the loss of the whole is not that of its parts.
@@ -163,5 +166,5 @@ def compare_losses(
             f" {joined.item():.6g} as the weighted mean of {named}, so cards that each"
             " see a part would train differently from one that sees all",
             fix="return (sum, count) with what the sum is over; or, if the loss compares samples with each other,"
-            " write the loop out with model(x), which gives the loss whole outputs; check_loss=False skips this check",
+            f" {otherwise}; check_loss=False skips this check",
         )

@@ -100,7 +100,17 @@ def _cards(report: ProcessReport) -> list[str]:
 
 
 def _card_threads(report: ProcessReport) -> list[ThreadStack]:
-    return sorted((t for t in report.threads if t.name.startswith("manycard-")), key=lambda thread: thread.name)
+    threads = [t for t in report.threads if t.name.startswith("manycard-") and not _stands_aside(t)]
+    return sorted(threads, key=lambda thread: thread.name)
+
+
+def _stands_aside(thread: ThreadStack) -> bool:
+    """Whether a pipeline's thread says nothing of a card: the card's own while a carrier works for it, and a carrier
+    that is idle or stands at a gate."""
+    carriers = "manycard/pipeline/carriers"
+    if thread.has(carriers, "go_on", "gate"):
+        return True
+    return thread.has(carriers, "_serve") and not thread.has(carriers, "_run")
 
 
 def _of_card(thread: ThreadStack) -> str:
@@ -114,7 +124,11 @@ def _state(thread: ThreadStack) -> str:
         return "waits in a layer that needs all cards"
     if thread.has("manycard/engine/threads", "begin"):
         return "waits for its turn (simulated cards run in turn)"
-    return "" if thread.has("manycard/engine/threads", "_run_job") else "has ended its part"
+    if thread.has("manycard/engine/threads", "wait"):
+        return "waits for another stage"
+    if thread.has("manycard/engine/threads", "_run_job") or thread.has("manycard/pipeline/carriers", "_run"):
+        return ""
+    return "has ended its part"
 
 
 # ---- why ---------------------------------------------------------------------------------------------------
@@ -241,5 +255,5 @@ def _stacks(reports: Sequence[ProcessReport]) -> list[str]:
 def _worth_showing(thread: ThreadStack) -> bool:
     """Whether a further thread may tell something: a card's at work, or one that runs the script's own code."""
     if thread.name.startswith("manycard-"):
-        return not _state(thread)
+        return not _stands_aside(thread) and not _state(thread)
     return any(frame.mine for frame in thread.frames)

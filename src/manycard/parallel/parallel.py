@@ -40,6 +40,7 @@ from manycard.parallel.settings import (
     choose_run_cards,
     compile_settings,
     lockstep_watch,
+    optimizers_in,
     overridden,
     reduce_dtype_for,
     seed_all,
@@ -277,7 +278,7 @@ class Parallel(LookingOn):
             ``step(batch)`` -> loss; see `TrainStep`.
         """
         check_clip_norm(clip_norm)
-        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        optimizers = optimizers_in(optimizer)
         for each in optimizers:
             check_parameters(each, self.strategy.unwrap(model))
         check_scheduler(scheduler)
@@ -367,7 +368,7 @@ class Parallel(LookingOn):
                 fix="save after a call for which step.updated is True, or call step.flush() first",
             )
         with PULSE.busy("checkpoint"):
-            save_run(self.strategy, path, model, _listed(optimizer), loader, extra)
+            save_run(self.strategy, path, model, optimizers_in(optimizer, none=True), loader, extra)
 
     def load(
         self,
@@ -383,7 +384,7 @@ class Parallel(LookingOn):
             CheckpointError: the file isn't there, isn't whole, or doesn't hold what is asked for.
         """
         with PULSE.busy("checkpoint"):
-            return load_run(self.strategy, path, model, _listed(optimizer), loader)
+            return load_run(self.strategy, path, model, optimizers_in(optimizer, none=True), loader)
 
     # ---- the end -------------------------------------------------------------------------------------------
 
@@ -392,9 +393,3 @@ class Parallel(LookingOn):
         for watch in self._memory_watches:
             watch.stop()
         self.strategy.close()
-
-
-def _listed(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
-    if optimizer is None:
-        return []
-    return [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)

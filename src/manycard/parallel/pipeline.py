@@ -6,7 +6,6 @@ Settings are checked here; what a batch does is in `manycard.pipeline`, what is 
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,18 +13,35 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from manycard.cards import Card, in_words, parse_size
+from manycard.cards import Card, in_words
 from manycard.data import GlobalLoader
 from manycard.engine.batch import move
 from manycard.engine.joining import join_values, plan_join
-from manycard.errors import CardsError, CheckpointError, ModelError, SettingError, StrategyError
+from manycard.errors import CheckpointError, ModelError, SettingError
+from manycard.hangs import PULSE
 from manycard.parallel.evaluation import evaluate
+from manycard.parallel.pipeline_settings import (
+    check_alone,
+    check_cards,
+    check_model,
+    check_stages,
+    memory_limits,
+    on_or_off,
+)
+from manycard.parallel.profiling import begin_from_environment
 from manycard.parallel.run_state import load_run, save_run
-from manycard.parallel.settings import check_clip_norm, check_scheduler, choose_run_cards, overridden, whole_number
+from manycard.parallel.settings import (
+    check_clip_norm,
+    check_scheduler,
+    choose_run_cards,
+    optimizers_in,
+    overridden,
+    watch_for_hangs,
+    whole_number,
+)
 from manycard.pipeline import PipelineSettings, Timeline
 from manycard.pipeline.schedule import find_schedule
 from manycard.precision import make_precision
@@ -54,6 +70,8 @@ class Pipeline:
         checkpoint_activations: keep only the inputs of each part and compute the rest again in its backward pass.
         precision: ``default``, ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
         memory: what a stage may take of each card, such as ``"20GiB"`` or one amount a stage; by default what is free.
+        hang_timeout: seconds without progress that count as a hang, as for `Parallel`: ``"auto"`` or ``"off"``.
+        on_hang: what is done then: ``"end"``, ``"raise"`` or ``"say"``.
 
     Raises:
         SettingError: a setting has a value that can't work.
@@ -80,28 +98,32 @@ class Pipeline:
         checkpoint_activations: bool = False,
         precision: str = "default",
         memory: int | str | Sequence[int | str] | None = None,
+        hang_timeout: float | str = "auto",
+        on_hang: str = "end",
     ) -> None:
-        _check_alone()
-        _check_model(model)
+        check_alone()
+        check_model(model)
         find_schedule(schedule)
         whole_number("replicas", replicas, fix="leave it out for one copy of the model")
         if micro_batches is not None:
             whole_number("micro_batches", micro_batches, fix="leave it out for 4 a stage")
         self.precision = make_precision(str(overridden("MANYCARD_PRECISION", "precision", precision)))
-        chosen = _check_cards(choose_run_cards(overridden("MANYCARD_CARDS", "cards", cards)), cards, replicas)
+        chosen = check_cards(choose_run_cards(overridden("MANYCARD_CARDS", "cards", cards)), cards, replicas)
         number = len(chosen) // replicas
         self.module = model
         settings = PipelineSettings(
-            starts=_check_stages(stages, number, replicas),
+            starts=check_stages(stages, number, replicas),
             micro_batches=micro_batches or 4 * number,
             schedule=schedule,
             replicas=replicas,
-            checkpointed=bool(checkpoint_activations),
-            limits=_limits(memory, number),
+            checkpointed=on_or_off("checkpoint_activations", checkpoint_activations),
+            limits=memory_limits(memory, number),
         )
+        watch_for_hangs(hang_timeout, on_hang)
         self.precision.apply_flags()
         self._strategy = PipelineStrategy(model, chosen, self.precision, settings)
         self._steps: weakref.WeakSet[TrainStep] = weakref.WeakSet()
+        begin_from_environment(cards=[card.name for card in chosen], name=self._strategy.name)
 
     # ---- what it is ----------------------------------------------------------------------------------------
 
@@ -167,7 +189,7 @@ class Pipeline:
         """
         check_clip_norm(clip_norm)
         whole_number("accumulate", accumulate, fix="leave it out for an update in every step")
-        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        optimizers = optimizers_in(optimizer)
         check_scheduler(scheduler)
         for each in optimizers:
             check_parameters(each, self.module)
@@ -181,7 +203,13 @@ class Pipeline:
         """Train on one batch as ``step(batch)`` does, and say when each card worked on what.
 
         The cards are waited for. Call it after a few steps: the first ones are slower than the others.
+
+        Raises:
+            SettingError: `step` is no train step of this pipeline.
         """
+        if not isinstance(step, TrainStep) or step not in self._steps:
+            fix = "write timeline = pipeline.record(step, batch), with step = pipeline.train_step(...)"
+            raise SettingError("step", type(step).__name__, "it is no train step of this pipeline", fix=fix)
         self._strategy.recording = True
         try:
             step(batch)
@@ -223,7 +251,7 @@ class Pipeline:
         def work(module: nn.Module, part: Any) -> Any:
             return module(*part[0], **part[1])
 
-        with self._strategy.lock, torch.no_grad():
+        with self._strategy.lock, PULSE.busy("call"), torch.no_grad():
             engine = self._strategy.engine
             self._strategy.prepare(work, (inputs, named))
             pieces = engine.cut((inputs, named))
@@ -285,7 +313,8 @@ class Pipeline:
                 f"a group of batches is not complete ({pending} so far), and a checkpoint can't hold its gradients",
                 fix="save after a call for which step.updated is True, or call step.flush() first",
             )
-        save_run(self._strategy, path, self.module, _listed(optimizer), loader, extra)
+        with PULSE.busy("checkpoint"):
+            save_run(self._strategy, path, self.module, optimizers_in(optimizer, none=True), loader, extra)
 
     def load(
         self,
@@ -299,17 +328,12 @@ class Pipeline:
         Raises:
             CheckpointError: the file isn't there, isn't whole, or doesn't hold what is asked for.
         """
-        return load_run(self._strategy, path, self.module, _listed(optimizer), loader)
+        with PULSE.busy("checkpoint"):
+            return load_run(self._strategy, path, self.module, optimizers_in(optimizer, none=True), loader)
 
     def close(self) -> None:
         """End the threads. The model stays on its cards."""
         self._strategy.close()
-
-
-def _listed(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
-    if optimizer is None:
-        return []
-    return [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
 
 
 def _measured(plan: Any, costs: Any, stage: int) -> str:
@@ -319,73 +343,3 @@ def _measured(plan: Any, costs: Any, stage: int) -> str:
     parts = [part for part in costs.parts if part.name in names]
     seconds, activations = sum(p.seconds for p in parts), sum(p.activation_bytes for p in parts)
     return f", {1000 * seconds:.1f} ms and {in_words(activations)} of activations a micro-batch"
-
-
-# ---- settings --------------------------------------------------------------------------------------------------
-
-
-def _check_alone() -> None:
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if ranks > 1:
-        raise StrategyError(
-            "strategy",
-            os.environ.get("MANYCARD_STRATEGY", "ddp"),
-            f"a Pipeline drives all its cards from one process, and this script runs in {ranks} ranks",
-            fix="start it with python, or with manycard run without a strategy",
-        )
-
-
-def _check_model(model: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"the model is a {type(model).__name__}, no nn.Module", fix="pass the module itself")
-    if any(is_lazy(each) for each in [*model.parameters(), *model.buffers()]):
-        raise ModelError("the model has lazy parameters", fix="run a batch through it once, which gives them shapes")
-    inner = getattr(model, "_orig_mod", None)
-    if inner is not None or model.__dict__.get("_compiled_call_impl") is not None:
-        raise ModelError(
-            "the model is compiled as a whole, so that no card can take over in the middle",
-            fix="pass the uncompiled model, and compile its blocks: for block in model.blocks: block.compile()",
-        )
-
-
-def _check_cards(chosen: tuple[Card, ...], given: Any, replicas: int) -> tuple[Card, ...]:
-    real = [card for card in chosen if not card.simulated]
-    if len({card.device for card in real}) != len(real):
-        raise CardsError("cards", given, "a card is named twice", fix="name each card once: a card holds one stage")
-    if len(chosen) % replicas:
-        problem = f"{len(chosen)} cards can't be shared out to {replicas} replicas evenly"
-        raise SettingError("replicas", replicas, problem, fix="take a number that divides that of the cards")
-    return chosen
-
-
-def _check_stages(stages: Any, number: int, replicas: int) -> tuple[str, ...] | None:
-    if stages == "auto":
-        return None
-    named = isinstance(stages, Sequence) and not isinstance(stages, str)
-    if not named or not all(isinstance(name, str) for name in stages):
-        fix = 'give stages="auto", or a list of module names such as ["blocks.6"]'
-        raise SettingError("stages", stages, 'it is neither "auto" nor names', fix=fix)
-    if len(stages) != number - 1:
-        each = f" of each of the {replicas} replicas" if replicas > 1 else ""
-        raise SettingError(
-            "stages",
-            list(stages),
-            f"{_counted(len(stages), 'name')} for {_counted(len(stages) + 1, 'stage')}, and there"
-            f" {'are' if number != 1 else 'is'} {_counted(number, 'card')}{each}",
-            fix=f"give {number - 1}: the first stage begins with the model, so name where the others do",
-        )
-    return tuple(stages)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s'[: number != 1]}"
-
-
-def _limits(memory: Any, stages: int) -> tuple[int | None, ...] | None:
-    if memory is None:
-        return None
-    amounts = [memory] * stages if isinstance(memory, int | str) else list(memory)
-    if len(amounts) != stages:
-        problem = f"it has {len(amounts)} amounts for {stages} stages"
-        raise SettingError("memory", memory, problem, fix="give one amount, or one for each stage")
-    return tuple(parse_size(amount, setting="memory") for amount in amounts)

@@ -131,13 +131,16 @@ def start_recording(
     return made
 
 
-def begin_from_environment(strategy: Strategy | None = None, cards: Sequence[str] = (), rank: int = 0) -> None:
+def begin_from_environment(
+    strategy: Strategy | None = None, cards: Sequence[str] = (), rank: int = 0, *, name: str | None = None
+) -> None:
     """Begin the recording that ``manycard profile`` has asked for, once a process.
 
     Args:
         strategy: how the run's work is spread; None where no `Parallel` is known of yet.
         cards: then, the names of the cards of this process.
         rank: then, which rank this is.
+        name: then, what the strategy is called, where that is known.
     """
     asked = os.environ.get(VARIABLE)
     if asked is None:
@@ -146,9 +149,9 @@ def begin_from_environment(strategy: Strategy | None = None, cards: Sequence[str
         rank = strategy.peers.rank
         cards = [card.name for card in strategy.cards]
         cards = [cards[rank % len(cards)]] if strategy.peers.world_size > 1 else cards
+    name = name if strategy is None else strategy.name
     # A script without `Parallel` computes its loss outside of the calls that are spread.
-    gathers = strategy is None or strategy.name == "torch_dp"
-    setup = Setup(strategy="" if strategy is None else strategy.name, gathers=gathers)
+    setup = Setup(strategy=name or "", gathers=name in (None, "torch_dp"))
     if _begun:
         _begun[0].describe(lambda: cards, lambda: setup)
         _strategies[:] = [strategy] if strategy is not None else []

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from manycard.cards import Card, choose_cards
 from manycard.cards.nccl_settings import apply_saved, check_nccl, take_back
 from manycard.diagnosis.lockstep import LockstepWatch
-from manycard.errors import SettingError
+from manycard.errors import OptimizerError, SettingError
 from manycard.hangs import PULSE, hang_settings, watch_this_process
 from manycard.strategies import Splitting
 
@@ -28,6 +29,7 @@ __all__ = [
     "choose_run_cards",
     "compile_settings",
     "lockstep_watch",
+    "optimizers_in",
     "overridden",
     "reduce_dtype_for",
     "seed_all",
@@ -145,6 +147,26 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def optimizers_in(given: Any, *, none: bool = False) -> list[Optimizer]:
+    """The optimizers that an argument stands for: one, or several.
+
+    Args:
+        none: whether there may be none.
+
+    Raises:
+        OptimizerError: it is something else.
+    """
+    if isinstance(given, Optimizer):
+        return [given]
+    optimizers = list(given) if isinstance(given, list | tuple) else [] if given is None else [given]
+    wrong = next((each for each in optimizers if not isinstance(each, Optimizer)), None)
+    if wrong is not None or not (optimizers or none):
+        kind = f"the class {wrong.__name__}" if isinstance(wrong, type) else f"a {type(wrong).__name__}"
+        problem = f"the optimizer is {kind}, no torch.optim.Optimizer" if optimizers else "there is no optimizer"
+        raise OptimizerError(problem, fix="make one, such as torch.optim.AdamW(model.parameters())")
+    return optimizers
 
 
 def check_clip_norm(clip_norm: float | None) -> None:

@@ -77,8 +77,11 @@ def stage_bytes(costs: Costs, cuts: Sequence[int], rooms: Sequence[Room]) -> lis
     return [costs.bytes(start, end, room) for start, end, room in zip(edges, edges[1:], rooms, strict=False)]
 
 
-def check_fits(costs: Costs, cuts: Sequence[int], rooms: Sequence[Room], cards: Sequence[str]) -> None:
+def check_fits(costs: Costs, cuts: Sequence[int], rooms: Sequence[Room], cards: Sequence[str], fix: str = "") -> None:
     """Check that each stage fits its card.
+
+    Args:
+        fix: what to do where one doesn't.
 
     Raises:
         ModelError: one doesn't; names it, what it needs and what there is.
@@ -90,11 +93,8 @@ def check_fits(costs: Costs, cuts: Sequence[int], rooms: Sequence[Room], cards: 
             raise ModelError(
                 f"stage {stage} ({first} to {last}) needs about {in_words(needed)} on {cards[stage]}, which has"
                 f" {in_words(room.limit)} for it: {_split_up(costs, edges[stage], edges[stage + 1], room)}",
-                fix=_FIX,
+                fix=fix,
             )
-
-
-_FIX = 'take more cards or micro-batches, schedule="1f1b", or checkpoint_activations=True'
 
 
 def _split_up(costs: Costs, start: int, end: int, room: Room) -> str:
@@ -105,13 +105,14 @@ def _split_up(costs: Costs, start: int, end: int, room: Room) -> str:
     return f"{in_words(weights)} of parameters, gradients and optimizer state, {in_words(activations)} for {number}"
 
 
-def balance(costs: Costs, rooms: Sequence[Room], cards: Sequence[str]) -> list[int]:
+def balance(costs: Costs, rooms: Sequence[Room], cards: Sequence[str], fix: str = "") -> list[int]:
     """Where each stage but the first begins.
 
     Args:
         costs: the parts.
         rooms: what each stage may use, in order.
         cards: their names, for the error.
+        fix: what to do where no way fits.
 
     Returns:
         ``len(rooms) - 1`` rising indices of parts.
@@ -145,7 +146,7 @@ def balance(costs: Costs, rooms: Sequence[Room], cards: Sequence[str]) -> list[i
                     found[end] = candidate
         best = found
     if number not in best:
-        raise ModelError(_no_fit(costs, rooms, cards), fix=_FIX)
+        raise ModelError(_no_fit(costs, rooms, cards), fix=fix)
     return best[number][2]
 
 

@@ -7,6 +7,7 @@ it meanwhile: of the two, one runs at a time.
 Behaviour:
     * `Carrier.go_on` runs the pass up to its next gate or its end, and raises what it raised.
     * An abandoned pass leaves its gate by an exception, so that its ``with`` and ``finally`` clauses run.
+    * A carrier's thread bears the name of the card's thread that waits for it, so that stacks say whose work they show.
     * Threads are used again. An idle one holds nothing. They end when the pool is dropped or closed.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -38,7 +40,8 @@ class Carrier:
     def __init__(self, start: Callable[[Callable[[], None]], None], body: Callable[[Carrier], None]) -> None:
         self._start = start
         self._body: Callable[[Carrier], None] | None = body
-        self._orders: SimpleQueue[bool] = SimpleQueue()
+        self._orders: SimpleQueue[str | None] = SimpleQueue()
+        """The name of the thread that waits meanwhile, for a pass that is to go on; None for one that is abandoned."""
         self._came: SimpleQueue[BaseException | None] = SimpleQueue()
         self._started = False
         self.ended = False
@@ -46,11 +49,12 @@ class Carrier:
     def go_on(self) -> None:
         """Run the pass to its next gate, or to its end."""
         assert not self.ended, "a pass that has ended can't go on"
+        waiting = threading.current_thread().name
         if self._started:
-            self._orders.put(True)
+            self._orders.put(waiting)
         else:
             self._started = True
-            self._start(in_copied_variables(self._run))
+            self._start(in_copied_variables(partial(self._run, waiting)))
         failure = self._came.get()
         if failure is not None:
             raise failure
@@ -58,17 +62,20 @@ class Carrier:
     def gate(self) -> None:
         """Stop here until `go_on` is called. Called by the pass."""
         self._came.put(None)
-        if not self._orders.get():
+        waiting = self._orders.get()
+        if waiting is None:
             raise AbandonedError
+        threading.current_thread().name = waiting
 
     def abandon(self) -> None:
         """Let a pass that stands at a gate leave it by an exception, and wait until it has."""
         if self._started and not self.ended:
-            self._orders.put(False)
+            self._orders.put(None)
             self._came.get()
         self.ended = True
 
-    def _run(self) -> None:
+    def _run(self, waiting: str) -> None:
+        threading.current_thread().name = waiting
         failure: BaseException | None = None
         body, self._body = self._body, None
         try:

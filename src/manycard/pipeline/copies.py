@@ -1,8 +1,13 @@
 """Copies between the cards of neighbouring stages, beside what both compute.
 
 PyTorch queues a copy between two cards on the current stream of the card it comes from, and makes the current stream
-of the other wait for it. In the compute streams a stage would wait for its neighbour's whole queue. So each card has
-one stream for what leaves and one for what arrives. Events tie them to the compute streams; no call waits on the host.
+of the other wait for it. In the compute streams a stage would wait for its neighbour's whole queue. So each way from
+one stage to another has two streams of its own, one on either card. Ways must not share them: activations from the
+stage before and gradients from the stage after arrive on one card, and a copy that waits for its stage to compute would
+hold up all others behind it. Events tie the ways to the compute streams; no call waits on the host.
+
+Memory: a tensor that is used on another stream than the one it was made on is recorded there, so that its memory is
+not given out anew while that use is queued.
 
 Simulated cards copy too, so that what is written in place on one stage is not seen on another.
 """
@@ -11,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import torch
 from torch import Tensor
@@ -38,9 +44,12 @@ class StageCopies:
     def __init__(self, cards: Sequence[Card]) -> None:
         self.devices = [card.device for card in cards]
         self.real = self.devices[0].type == "cuda"
-        several = self.real and len(cards) > 1
-        self._leaving = [torch.cuda.Stream(device) for device in self.devices] if several else []  # type: ignore[no-untyped-call]
-        self._arriving = [torch.cuda.Stream(device) for device in self.devices] if several else []  # type: ignore[no-untyped-call]
+        self._ways: dict[tuple[int, int], tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
+        """From one stage to another: the streams on the card that a copy leaves and on the one where it arrives."""
+        if self.real:
+            for source, target in permutations(range(len(cards)), 2):
+                ends = torch.cuda.Stream(self.devices[source]), torch.cuda.Stream(self.devices[target])  # type: ignore[no-untyped-call]
+                self._ways[source, target] = ends
 
     def mark(self, stage: int) -> torch.cuda.Event | None:
         """A note of what the stage's card has been given so far, for a copy to wait for."""
@@ -55,9 +64,9 @@ class StageCopies:
         """
         if not self.real:
             return Sent(tensor.clone(), None)
-        if source == target or not self._leaving:
+        if source == target:
             return Sent(tensor, None)
-        leaving, arriving = self._leaving[source], self._arriving[target]
+        leaving, arriving = self._ways[source, target]
         if after is None:
             after = self.mark(source)
         assert after is not None, "real cards have events"

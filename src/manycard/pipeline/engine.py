@@ -21,18 +21,18 @@ from torch import Tensor, nn
 
 from manycard.cards.card import Card
 from manycard.engine.batch import count_samples, cut, move
-from manycard.engine.buckets import Buckets
-from manycard.engine.collective import SumsOnHost, make_collective
+from manycard.engine.collective import SumsOnHost
 from manycard.engine.context import ThreadContext
 from manycard.engine.loss import ShardLoss
 from manycard.engine.random import CardGenerators
 from manycard.engine.replicas import Replicas
-from manycard.engine.sizes import shard_sizes
 from manycard.engine.threads import CardThreads
 from manycard.errors import BatchError, ModelError
 from manycard.pipeline.balance import Costs, Room
 from manycard.pipeline.carriers import Carriers
+from manycard.pipeline.cutting import least_samples, micro_batch_sizes
 from manycard.pipeline.flight import Flight, Training
+from manycard.pipeline.gradients import ReplicaGradients
 from manycard.pipeline.planning import PlanSettings, free_bytes, make_plan
 from manycard.pipeline.probe import Probe
 from manycard.pipeline.schedule import find_schedule, in_flight
@@ -98,8 +98,7 @@ class PipelineEngine:
         )
         self._chains: list[Stages] = []
         self._made_for = -1
-        self._buckets: list[Buckets] = []
-        self._buckets_for: Any = None
+        self._gradients = ReplicaGradients()
         self._group_open = False
         self._unfinished: list[Flight] = []
 
@@ -122,7 +121,7 @@ class PipelineEngine:
             return
         sample = move(self.cut(batch).parts[0][0], cards[0].device)
         rooms = self._rooms(state_copies)
-        settings = PlanSettings(self.settings.starts, cards, rooms, self.settings.checkpointed)
+        settings = PlanSettings(self.settings.starts, cards, rooms, self.settings.checkpointed, self.settings.schedule)
         tensors = [*self.module.parameters(), *self.module.buffers()]
         free, size = free_bytes(cards[0]), sum(tensor.nbytes for tensor in tensors)
         streamed = free is not None and size > free // 2 and any(t.device != cards[0].device for t in tensors)
@@ -154,7 +153,13 @@ class PipelineEngine:
             self._replicas.follow()
         if self._made_for != self._replicas.generation or not self._chains:
             self._chains = [
-                Stages(module, self.plan, self.cards_of(replica), checkpointed=self.settings.checkpointed)
+                Stages(
+                    module,
+                    self.plan,
+                    self.cards_of(replica),
+                    checkpointed=self.settings.checkpointed,
+                    original=self.module if replica else None,
+                )
                 for replica, module in enumerate(self._replicas.modules)
             ]
             self._made_for = self._replicas.generation
@@ -179,10 +184,20 @@ class PipelineEngine:
             flight.end()
         self._unfinished = []
 
+    def check_lockstep(self) -> None:
+        """Compare every replica's parameters with the first one's, bit by bit.
+
+        Raises:
+            LockstepError: one differs.
+        """
+        if self.settings.replicas > 1 and self.plan is not None:
+            self.refresh()
+            self._replicas.check_lockstep()
+
     # ---- a batch -------------------------------------------------------------------------------------------
 
     def cut(self, batch: Any) -> MicroBatches:
-        """Cut a batch over replicas, and each one's shard into micro-batches of at least a sample.
+        """Cut a batch over replicas, and each one's shard into micro-batches.
 
         Raises:
             BatchError: it is empty or can't be cut.
@@ -190,8 +205,8 @@ class PipelineEngine:
         samples = count_samples(batch)
         if samples == 0:
             raise BatchError("the batch has 0 samples", fix="drop empty batches in the loader")
-        shards = [size for size in shard_sizes(samples, self.settings.replicas) if size]
-        sizes = [[size for size in shard_sizes(shard, self.settings.micro_batches) if size] for shard in shards]
+        least = least_samples(self.module)
+        sizes = micro_batch_sizes(samples, self.settings.replicas, self.settings.micro_batches, least)
         parts = iter(cut(batch, [size for each in sizes for size in each]))
         return MicroBatches(samples, [[next(parts) for _ in each] for each in sizes], sizes)
 
@@ -221,15 +236,14 @@ class PipelineEngine:
             for chain in self._chains:
                 for parameter in chain.module.parameters():
                     parameter.grad = None
-            for buckets in self._buckets:
-                buckets.forget()
+            self._gradients.forget()
             self._group_open = True
         weights = [[partial(weigh, size, pieces.samples) for size in sizes] for sizes in pieces.sizes]
         flights = self._fly(work, pieces, [Training(each) for each in weights], record)
         flights[0].check_trained()
         for flight in flights:
             flight.settle()
-        self._collect()
+        self._gradients.collect(self._chains, self._replicas.generation)
         losses = [
             loss for flight, chain in zip(flights, self._chains, strict=False) for loss in self._home(flight, chain)
         ]
@@ -259,7 +273,8 @@ class PipelineEngine:
         jobs: list[Callable[[], None] | None] = [None] * len(self.cards)
         for replica, (parts, training) in enumerate(zip(pieces.parts, trainings, strict=True)):
             chain, cards = self._chains[replica], self.cards_of(replica)
-            context = ThreadContext.capture([card.device for card in cards])
+            # Of all cards: a batch lies on the primary, from where other replicas take theirs.
+            context = ThreadContext.capture(list(dict.fromkeys(card.device for card in (*cards, *self.cards))))
             works = [partial(self._piece, work, chain, part) for part in parts]
             recorder = Recording(cards) if record else Recorder()
             flight = Flight(chain, self._carriers, context, self._schedule, works, training, recorder)
@@ -297,31 +312,10 @@ class PipelineEngine:
 
         return [ShardLoss(brought(loss.value), brought(loss.count)) for loss in flight.results]
 
-    # ---- gradients of replicas -----------------------------------------------------------------------------
-
-    def _collect(self) -> None:
-        """Put every replica's gradients into its buckets."""
-        if len(self._chains) == 1:
-            return
-        trained = [parameter.requires_grad for parameter in self.module.parameters()]
-        key = self._replicas.generation, trained
-        if key != self._buckets_for:
-            self._buckets, self._buckets_for = [self._make_buckets(stage) for stage in range(self.stages)], key
-        for buckets in self._buckets:
-            for replica in range(len(self._chains)):
-                buckets.collect(replica)
-
-    def _make_buckets(self, stage: int) -> Buckets:
-        parameters = [[each for each in chain.parameters_of(stage) if each.requires_grad] for chain in self._chains]
-        cards = [self.cards_of(replica)[stage] for replica in range(len(self._chains))]
-        return Buckets(parameters, cards, make_collective(cards))
-
     def reduce(self) -> None:
         """Add up the replicas' gradients."""
         self._group_open = False
-        if len(self._chains) > 1:
-            for buckets in self._buckets:
-                buckets.reduce()
+        self._gradients.reduce()
 
     # ---- the rest ------------------------------------------------------------------------------------------
 

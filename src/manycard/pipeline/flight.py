@@ -24,6 +24,7 @@ from torch.utils._device import DeviceContext
 
 from manycard.engine.context import ThreadContext
 from manycard.engine.loss import ShardLoss, read_loss
+from manycard.engine.spans import span
 from manycard.engine.threads import current_place, with_note
 from manycard.errors import LossError
 from manycard.pipeline.carriers import AbandonedError, Carrier, Carriers
@@ -158,7 +159,8 @@ class Flight:
         if stage == 0:
             self._passes[number] = self._begin(number)
         carrier, _ = self._passes[number]
-        carrier.go_on()
+        with span("forward", self._stages.cards[stage].name):
+            carrier.go_on()
         self._forwarded[stage] += 1
         if self._training is None and carrier.ended:
             del self._passes[number]
@@ -215,7 +217,8 @@ class Flight:
             roots[id(origin)] = origin, gradient
         self.recorder.begin(stage, number=number, backward=True)
         if roots:
-            torch.autograd.backward([root for root, _ in roots.values()], [grad for _, grad in roots.values()])
+            with span("backward", self._stages.cards[stage].name):
+                torch.autograd.backward([root for root, _ in roots.values()], [grad for _, grad in roots.values()])
         self.recorder.end(stage, number=number, backward=True)
         mark = copies.mark(stage)
         for arrival in passage.arrivals[stage]:

@@ -43,6 +43,15 @@ class PlanSettings:
     """What each may use."""
     checkpointed: bool
     """Whether parts keep their inputs alone and compute the rest anew."""
+    schedule: str = "1f1b"
+
+    @property
+    def fix(self) -> str:
+        """What would let more fit that isn't done yet."""
+        ways = ["take more cards", "a larger micro_batches="]
+        ways += [] if self.schedule == "1f1b" else ['schedule="1f1b"']
+        ways += [] if self.checkpointed else ["checkpoint_activations=True"]
+        return ", ".join(ways[:-1]) + f" or {ways[-1]}"
 
 
 def make_plan(module: nn.Module, probe: Probe, settings: PlanSettings) -> tuple[StagePlan, Costs | None]:
@@ -75,11 +84,11 @@ def make_plan(module: nn.Module, probe: Probe, settings: PlanSettings) -> tuple[
     if settings.starts is None:
         names = [card.name for card in settings.cards]
         costs = costs or Costs(tuple(PartCost(_label(group), 1.0, 0, 0, 0) for group in groups))
-        cuts = balance(costs, settings.rooms, names)
+        cuts = balance(costs, settings.rooms, names, settings.fix)
     else:
         cuts = [next(place for place, group in enumerate(groups) if group[0] is call) for call in chosen]
     if costs is not None:
-        check_fits(costs, cuts, settings.rooms, [card.name for card in settings.cards])
+        check_fits(costs, cuts, settings.rooms, [card.name for card in settings.cards], settings.fix)
     return _plan(module, groups, cuts, probe, stages), costs
 
 

@@ -61,7 +61,7 @@ def find_schedule(name: str) -> Schedule:
         >>> " ".join(str(action) for action in find_schedule("1f1b")(0, 2, 3))
         'F0 F1 B0 F2 B1 B2'
     """
-    if name not in _SCHEDULES:
+    if not isinstance(name, str) or name not in _SCHEDULES:
         fix = f"choose one of {', '.join(_SCHEDULES)}"
         raise SettingError("schedule", name, "there is no such schedule", fix=fix)
     return _SCHEDULES[name]

@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from manycard.cards.card import Card
+from manycard.engine.watching import Watch
 from manycard.errors import ModelError
+from manycard.pipeline.attributes import settle_attributes
+from manycard.pipeline.checkpoints import checkpointed
 from manycard.pipeline.copies import StageCopies
 from manycard.pipeline.passage import all_known, current_passage
 
@@ -65,15 +67,26 @@ class Stages:
         plan: where they go.
         cards: the card of each stage.
         checkpointed: recompute each part's activations in its backward pass.
+        original: the script's own model, where `module` is a copy of it.
     """
 
-    def __init__(self, module: nn.Module, plan: StagePlan, cards: Sequence[Card], *, checkpointed: bool) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        plan: StagePlan,
+        cards: Sequence[Card],
+        *,
+        checkpointed: bool,
+        original: nn.Module | None = None,
+    ) -> None:
         self.module = module
         self.plan = plan
         self.cards = tuple(cards)
         self.copies = StageCopies(cards)
         self.home_of: dict[int, int] = {}
         self._checkpointed = checkpointed
+        self._original = original
+        self._watch: Watch | None = None
         self._parts: list[tuple[Part, nn.Module]] = []
         self.place()
 
@@ -93,8 +106,17 @@ class Stages:
                 if isinstance(part, nn.RNNBase):
                     # cuDNN wants an RNN's weights in one chunk of memory.
                     part.flatten_parameters()
+        self._settle_attributes()
+        self._watch = Watch(self.module) if self.copies.real else None
+
+    def _settle_attributes(self) -> None:
+        """Bring home what modules keep as plain attributes, and learn which parts use nothing of another stage."""
+        stage_of = {id(inner): part.stage for part, own in self._parts for inner in own.modules()}
+        devices = [card.device for card in self.cards]
+        strangers = settle_attributes(self.module, stage_of, self.home_of, devices, self._original)
         self._local = {
             part.name: all(self.home_of[id(tensor)] == part.stage for tensor in [*own.parameters(), *own.buffers()])
+            and strangers.isdisjoint(map(id, own.modules()))
             for part, own in self._parts
         }
 
@@ -118,6 +140,8 @@ class Stages:
         moved = not same or any(each.device != self.cards[self.home_of[id(each)]].device for each in tensors)
         if moved or any(self._find(part.name) is not own for part, own in self._parts):
             self.place()
+        elif self._watch is not None and (self._watch.structure_changed() or self._watch.changes()):
+            self._settle_attributes()
 
     def parameters_of(self, stage: int) -> list[nn.Parameter]:
         """The parameters whose home is `stage`."""
@@ -133,7 +157,7 @@ class Stages:
             # A module compiled by its own compile() calls this instead of forward.
             name = "forward" if module.__dict__.get("_compiled_call_impl") is None else "_compiled_call_impl"
             before.append((module, name, module.__dict__.get(name)))
-            module.__dict__[name] = partial(self._enter, part, getattr(module, name))
+            module.__dict__[name] = partial(self._enter, part, module, getattr(module, name))
 
     @staticmethod
     def unlead(before: list[tuple[nn.Module, str, Any]]) -> None:
@@ -144,7 +168,7 @@ class Stages:
             else:
                 module.__dict__[name] = value
 
-    def _enter(self, part: Part, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _enter(self, part: Part, module: nn.Module, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The ``forward`` of a part while a batch is under way."""
         passage = current_passage()
         if passage is None:
@@ -157,7 +181,7 @@ class Stages:
             return original(*args, **kwargs)
         work = original
         if self._checkpointed and torch.is_grad_enabled():
-            work = partial(checkpoint, original, use_reentrant=False)
+            work = checkpointed(module, original)
         return passage.unwatched(work, args, kwargs)
 
 

@@ -70,6 +70,17 @@ class Timeline:
         return bubble(len(self.stages), self.micro_batches)
 
     @property
+    def scheduled_bubble(self) -> float:
+        """The idle share that the schedule leaves where passes take as long as these did: what `bubble` has beyond it
+        went into copies, launches and waiting."""
+        stages = len(self.stages)
+        whole = 0.0
+        for first in range(0, len(self.cards), stages):
+            own = sorted((s for s in self.spans if s.card in self.cards[first : first + stages]), key=lambda s: s.start)
+            whole = max(whole, max(span.end for span in laid_out(own, stages)))
+        return 1 - sum(self.busy(card) for card in self.cards) / (len(self.cards) * whole)
+
+    @property
     def balance(self) -> float:
         """The mean busy time over that of the busiest card; 1 where all stages take equally long."""
         busy = [self.busy(card) for card in self.cards]
@@ -81,6 +92,7 @@ class Timeline:
             "seconds": self.seconds,
             "bubble": self.bubble,
             "expected_bubble": self.expected_bubble,
+            "scheduled_bubble": self.scheduled_bubble,
             "balance": self.balance,
             "busy_seconds": [self.busy(card) for card in self.cards],
         }

@@ -15,7 +15,7 @@ from typing import Any
 from manycard.errors import MissingExtraError
 from manycard.report import figures
 from manycard.report.causes import HEADING, causes_of
-from manycard.report.columns import label_columns, remarks, rest_columns, speed_columns
+from manycard.report.columns import label_columns, remarks, rest_columns, row_name, speed_columns
 from manycard.report.terminal import COMPARISON_HEADINGS, comparison_cells, section_title
 
 __all__ = ["benchmark_page", "data_address", "environment", "write_benchmark_page"]
@@ -104,16 +104,16 @@ def _section(workload: str, rows: Sequence[Row]) -> dict[str, Any]:
 
 def _pipeline(row: Row) -> tuple[str, str, str]:
     """The plot of a pipeline's timeline."""
-    from manycard.report.timeline import timeline_plot
+    from manycard.report.timeline import timeline_plot, timeline_summary
 
     found = row["timeline"]
-    busy = ", ".join(f"{figures.speed(1000 * seconds)} ms" for seconds in found["busy_seconds"])
-    bubble, expected = (figures.percent(found[key], 1) for key in ("bubble", "expected_bubble"))
-    caption = (
-        f"Passes of one step, card by card: busy {busy}; bubble {bubble}, of stages of equal time {expected};"
-        f" balance of busy times {figures.ratio(found['balance'])}."
+    busy = ", ".join(
+        f"{card} {figures.speed(1000 * seconds)} ms"
+        for card, seconds in zip(found["cards"], found["busy_seconds"], strict=True)
     )
-    return f"Pipeline on {row['cards']}", caption, timeline_plot(found)
+    caption = f"Passes of one step, card by card. Busy: {busy}; {timeline_summary(found)} of busy times."
+    name = row_name(row)
+    return name[:1].upper() + name[1:], caption, timeline_plot(found)
 
 
 def _captions(rows: Sequence[Row]) -> tuple[str, str, str, str]:

@@ -7,8 +7,9 @@ from typing import Any
 
 from manycard.report import figures
 from manycard.report.causes import causes_markdown
-from manycard.report.columns import cells, label_columns, remarks, rest_columns, speed_columns
+from manycard.report.columns import cells, label_columns, remarks, rest_columns, row_name, speed_columns
 from manycard.report.terminal import COMPARISON_HEADINGS, comparison_cells, section_title
+from manycard.report.timeline import TIMELINE_HEADINGS, timeline_cells, timeline_summary, timeline_title
 
 __all__ = ["benchmark_markdown", "machine_line", "markdown_table"]
 
@@ -22,6 +23,9 @@ def benchmark_markdown(document: Mapping[str, Any]) -> str:
         lines += ["## " + section_title(workload, rows), ""]
         lines += markdown_table(headings, [cells(row, columns) for row in rows], text_columns=1)
         lines += ["", *(f"- {words}" for words, _ in remarks(rows)), ""]
+        for row in rows:
+            if row.get("timeline") is not None:
+                lines += _timeline(row)
         lines += causes_markdown(rows)
     comparison = document.get("comparison")
     if comparison:
@@ -34,6 +38,21 @@ def benchmark_markdown(document: Mapping[str, Any]) -> str:
     if document["interrupted"]:
         lines.append("- Interrupted: these are the rows that were done.")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _timeline(row: Mapping[str, Any]) -> list[str]:
+    """Where the time of a pipeline's cards went."""
+    found = row["timeline"]
+    headings = [heading.replace("-\n", "-", 1).replace("mem-ory", "memory") for heading in TIMELINE_HEADINGS]
+    title = f"### {row_name(row)}: {timeline_title(found).removeprefix('pipeline ')}"
+    return [
+        title,
+        "",
+        *markdown_table(headings, timeline_cells(found), text_columns=2),
+        "",
+        timeline_summary(found),
+        "",
+    ]
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:

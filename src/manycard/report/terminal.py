@@ -16,7 +16,7 @@ from rich.text import Text
 
 from manycard.report import figures
 from manycard.report.causes import print_causes
-from manycard.report.columns import Column, cells, label_columns, remarks, rest_columns, speed_columns
+from manycard.report.columns import Column, cells, label_columns, remarks, rest_columns, row_name, speed_columns
 from manycard.report.timeline import print_timeline
 
 __all__ = ["COMPARISON_HEADINGS", "comparison_cells", "print_benchmark", "print_comparison", "section_title", "widen"]
@@ -49,7 +49,7 @@ def print_benchmark(document: Mapping[str, Any], console: Console) -> None:
             console.print(table)
         for row in rows:
             if row.get("timeline") is not None:
-                print_timeline(row["timeline"], console)
+                print_timeline(row["timeline"], console, row_name(row))
         for words, is_error in remarks(rows):
             console.print(Text(f"  {words}", style="red" if is_error else "yellow"))
         print_causes(rows, console)

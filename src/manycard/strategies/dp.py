@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -122,18 +122,8 @@ class DataParallelStrategy(Strategy):
         with self.scaling.own_update():
             updated = engine.update(optimizers, update.factor, update.clip_norm, scale, update.graphs)
         self.scaling.record(updated)
-        PULSE.note_cards(self._marks)
+        PULSE.note_cards(self.marks)
         return updated
-
-    def _marks(self) -> list[tuple[str, Callable[[], bool]]]:
-        """What tells whether each card has finished what it was given so far."""
-        marks: list[tuple[str, Callable[[], bool]]] = []
-        for card in self.cards:
-            if not card.simulated:
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                event.record(torch.cuda.current_stream(card.device))
-                marks.append((card.name, event.query))
-        return marks
 
     def check_loss(self, model: nn.Module, loss_fn: LossFn, batch: Any) -> None:
         if len(self.cards) > 1:

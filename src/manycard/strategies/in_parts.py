@@ -20,13 +20,10 @@ Behaviour:
 from __future__ import annotations
 
 import gc
-import random
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -35,6 +32,7 @@ from manycard.data.feed import BatchInfo
 from manycard.engine.batch import count_samples, cut
 from manycard.engine.sizes import shard_sizes
 from manycard.errors import ModelError
+from manycard.strategies.before import Before
 from manycard.strategies.card_memory import CardMemory, is_out_of_memory, state_to_come
 from manycard.strategies.strategy import MicroBatch, Strategy
 
@@ -69,7 +67,7 @@ class InParts:
         self._searches = per_card is None
         self._spread = 1 if strategy.ranks else len(strategy.cards)
         self._calls: list[tuple[Any, BatchInfo | None, bool]] = []
-        self._before: _Before | None = None
+        self._before: Before | None = None
         strategy.tells_of_memory = self._searches
         memory.holds(strategy.unwrap(model).parameters())
 
@@ -95,7 +93,7 @@ class InParts:
         if not self._searches:
             return self._run_batch(batch, run_part, ends_group)
         if first:
-            self._calls, self._before = [], _Before(self._strategy, self._model)
+            self._calls, self._before = [], Before(self._strategy, self._model)
         self._calls.append((batch, self._strategy.feed.current, ends_group))
         found = self._attempt(batch, run_part, ends_group)
         while found is None:
@@ -125,7 +123,7 @@ class InParts:
         come = state_to_come(optimizers)
         rooms = [(1 - MARGIN) * limit - come for limit in limits]
         feed = self._strategy.feed
-        before, info = _Before(self._strategy, self._model), feed.current
+        before, info = Before(self._strategy, self._model), feed.current
 
         def peaks(size: int) -> list[int] | None:
             """Peak of each card with `size` samples; None where that is too many for some card of some rank."""
@@ -282,23 +280,3 @@ def _nothing_fits() -> ModelError:
         "not even one sample a card fits beside the model, its gradients and the optimizer's state",
         fix="take a smaller model or precision='bf16', or a strategy that shards the model",
     )
-
-
-class _Before:
-    """Buffers and random states, to begin anew with."""
-
-    def __init__(self, strategy: Strategy, model: nn.Module) -> None:
-        self._strategy = strategy
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in strategy.unwrap(model).buffers()]
-        self._python, self._numpy = random.getstate(), np.random.get_state()
-        self._host, self._cards = torch.get_rng_state(), strategy.generators.state_dict()
-
-    def restore(self) -> None:
-        """Put everything back as it was."""
-        with torch.no_grad():
-            for buffer, kept in self._buffers:
-                buffer.copy_(kept)
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        torch.set_rng_state(self._host)
-        self._strategy.generators.load_state_dict(self._cards)

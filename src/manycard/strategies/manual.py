@@ -3,20 +3,16 @@
 Behaviour:
     * With `weights`, each card gets whole samples of each batch by weight; with `split`, what that function gives it.
       Gradients are weighted by samples (or counts), so that they are one card's whatever the shares.
-    * With ``weights="auto"``, shares start equal. The cards' times in train steps decide on others, within each
-      card's free memory, and go on being looked at; each change is said in one line.
+    * With ``weights="auto"``, which it is by itself, shares follow the cards' times and memory (`AutoWeights`).
     * What forward writes is the primary's, as in ``dp``. A step in which `split` gives the primary nothing leaves it
       as it is, which is said once where the module has buffers.
 """
 
 from __future__ import annotations
 
-import gc
-import sys
 import warnings
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,9 +22,7 @@ from torch.optim import Optimizer
 
 from manycard.cards.card import Card
 from manycard.data.feed import Feed
-from manycard.engine.balance import Balancer, Change, Patience
 from manycard.engine.batch import count_samples
-from manycard.engine.card_times import MeasuredTimes
 from manycard.engine.cutting import Cutter, SplitCutter, WeightedCutter
 from manycard.engine.data_parallel import DataParallel
 from manycard.engine.engine import Engine
@@ -38,8 +32,8 @@ from manycard.engine.split_calls import SplitCalls
 from manycard.engine.threads import card_of
 from manycard.errors import BatchError, LossError, SettingError
 from manycard.precision import Precision
+from manycard.strategies.auto_weights import AutoWeights
 from manycard.strategies.dp import DataParallelStrategy
-from manycard.strategies.splitting import AUTO
 from manycard.strategies.strategy import Count, LossFn, MicroBatch, StrategyOptions, Update
 
 __all__ = ["ManualStrategy"]
@@ -47,24 +41,6 @@ __all__ = ["ManualStrategy"]
 _CALLS_BEFORE_SAYING = 8
 """Backward passes of a loop written out before it is said that nothing is timed there."""
 _UNCOUNTED = -1
-_ON_GPUS = Patience(warm_up=8, after_change=4)
-"""Steps that record CUDA graphs, or are compared with a replay, take longer."""
-
-
-@dataclass
-class _Balancing:
-    """What ``weights="auto"`` holds for one model."""
-
-    cutter: WeightedCutter
-    times: MeasuredTimes
-    balancer: Balancer
-    steps: int = 0
-    largest: int = 1
-    """Samples of the largest micro-batch so far."""
-
-    def most_shares(self) -> list[float]:
-        """The largest share of a batch that each card has memory for."""
-        return [most / self.largest for most in self.times.most_samples()]
 
 
 class ManualStrategy(DataParallelStrategy):
@@ -83,7 +59,7 @@ class ManualStrategy(DataParallelStrategy):
                 fix="give the weights as numbers, or leave sync_batchnorm out",
             )
         super().__init__(cards, precision, feed, options)
-        self._balancings: weakref.WeakKeyDictionary[nn.Module, _Balancing] = weakref.WeakKeyDictionary()
+        self._auto: weakref.WeakKeyDictionary[nn.Module, AutoWeights] = weakref.WeakKeyDictionary()
         self._said: set[str] = set()
         self._own_backwards = 0
 
@@ -97,10 +73,7 @@ class ManualStrategy(DataParallelStrategy):
         elif weights is not None:
             engine.cutter = WeightedCutter(weights)
         elif len(self.cards) > 1:
-            balancer = Balancer(len(self.cards), None if self.cards[0].simulated else _ON_GPUS)
-            times, cutter = MeasuredTimes(self.cards), WeightedCutter(balancer.weights, everyone=True)
-            engine.cutter, engine.times = cutter, times
-            self._balancings[model] = _Balancing(cutter, times, balancer)
+            self._auto[model] = AutoWeights(engine)
         return model
 
     def _wrap(self, module: nn.Module) -> DataParallel:
@@ -140,23 +113,32 @@ class ManualStrategy(DataParallelStrategy):
         engine = self._engine(model)
         if self._splitting.split is not None:
             loss_fn = partial(_weighable, engine.cutter, loss_fn)
+        auto = self._auto.get(model) if unit is None else None
+        if auto is not None:
+            auto.begin(self, model)
         part = None
         while part is None:
             try:
                 part = super().forward_backward(model, loss_fn, batch, unit, ends_group=ends_group, graphs=graphs)
             except torch.OutOfMemoryError as error:
                 # Tried again outside this block: until its end the error keeps what the card holds.
-                if unit is not None or not self._give_less(model, engine, card_of(error)):
+                if auto is None or not auto.give_less(card_of(error)):
                     raise
-            if part is None:
-                self._begin_again(model)
+            if part is None and auto is not None:
+                self.start_group(model)
+                auto.begin_again()
         self._note_sizes(model, engine, graphs)
         return part
 
     def update(self, model: nn.Module, optimizers: Sequence[Optimizer], update: Update) -> bool:
         updated = super().update(model, optimizers, update)
-        if model in self._balancings:
-            self._balance(self._balancings[model])
+        slow = self._auto[model].balance() if model in self._auto else None
+        if slow is not None:
+            self._say_once(
+                "slow",
+                f"{self.cards[slow]} takes longer for a single sample than the other cards for all others; steps would"
+                " be shorter without it: leave it out of cards=",
+            )
         return updated
 
     def check_loss(self, model: nn.Module, loss_fn: LossFn, batch: Any) -> None:
@@ -170,7 +152,7 @@ class ManualStrategy(DataParallelStrategy):
     def backward(self, loss: Tensor) -> None:
         super().backward(loss)
         self._own_backwards += 1
-        untimed = self._balancings and not any(each.steps for each in self._balancings.values())
+        untimed = self._auto and not any(each.steps for each in self._auto.values())
         if self._own_backwards == _CALLS_BEFORE_SAYING and untimed:
             warnings.warn(
                 'weights="auto" times the cards in train steps; in a loop written out shares stay equal: use'
@@ -181,9 +163,8 @@ class ManualStrategy(DataParallelStrategy):
     def _note_sizes(self, model: nn.Module, engine: Engine, graphs: Graphs | None) -> None:
         """Take note of what each card got, and say once what follows from a card that got nothing."""
         sizes = engine.cutter.sizes
-        if model in self._balancings:
-            balancing = self._balancings[model]
-            balancing.largest = max(balancing.largest, sum(sizes))
+        if model in self._auto:
+            self._auto[model].note_batch(sum(sizes))
         if not sizes[0] and next(self.unwrap(model).buffers(), None) is not None:
             self._say_once(
                 "primary",
@@ -203,54 +184,13 @@ class ManualStrategy(DataParallelStrategy):
             self._said.add(kind)
             warnings.warn(text, stacklevel=2)
 
-    # ---- weights="auto" ------------------------------------------------------------------------------------
-
-    def _balance(self, balancing: _Balancing) -> None:
-        balancing.steps += 1
-        for step in balancing.times.finished():
-            change = balancing.balancer.note(step, balancing.most_shares)
-            if change is not None:
-                balancing.cutter.set_weights(change.weights)
-                balancing.times.forget()
-                print(_describe_change(change, self.cards), file=sys.stderr)
-                break
-        slow = balancing.balancer.held_up_by
-        if slow is not None:
-            self._say_once(
-                "slow",
-                f"{self.cards[slow]} takes longer for a single sample than the other cards for all others; steps would"
-                " be shorter without it: leave it out of cards=",
-            )
-        balancing.times.on = balancing.steps % balancing.balancer.every == 0
-
-    def _give_less(self, model: nn.Module, engine: Engine, card: int | None) -> bool:
-        """After a card has run out of memory in the first micro-batch of a group: give it less; whether that can be."""
-        balancing, sizes = self._balancings.get(model), engine.cutter.sizes
-        if balancing is None or card is None or sizes[card] <= 1 or not balancing.balancer.shrink(card):
-            return False
-        balancing.cutter.set_weights(balancing.balancer.weights)
-        balancing.times.forget()
-        why = f"{self.cards[card]} ran out of memory with {sizes[card]} of {sum(sizes)} samples"
-        print(f"{_describe(why, balancing.balancer.weights, self.cards)}; the step is taken again", file=sys.stderr)
-        return True
-
-    def _begin_again(self, model: nn.Module) -> None:
-        self.start_group(model)
-        gc.collect()  # the failure's traceback holds what the card had made, and is held by its own frames
-        for card in self.cards:
-            if not card.simulated:
-                with torch.cuda.device(card.device):
-                    torch.cuda.empty_cache()
-
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
-        balancing = self._balancings.get(model)
-        return {} if balancing is None else {"weights": list(balancing.balancer.weights)}
+        return {"weights": self._auto[model].weights} if model in self._auto else {}
 
     def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:
-        balancing, weights = self._balancings.get(model), state.get("weights")
-        if balancing is not None and weights is not None and len(weights) == len(self.cards):
-            balancing.balancer.start_from(weights)
-            balancing.cutter.set_weights(balancing.balancer.weights)
+        weights = state.get("weights")
+        if model in self._auto and weights is not None and len(weights) == len(self.cards):
+            self._auto[model].start_from(weights)
 
 
 def _weighable(cutter: Cutter, loss_fn: LossFn, model: Any, batch: Any) -> Any:
@@ -262,14 +202,3 @@ def _weighable(cutter: Cutter, loss_fn: LossFn, model: Any, batch: Any) -> Any:
             fix="return (sum, count), or shards whose tensors have the samples as their first dimension",
         )
     return loss
-
-
-def _describe_change(change: Change, cards: Sequence[Card]) -> str:
-    took = ", ".join(f"{1e3 * seconds:.3g}" for seconds in change.seconds)
-    why = "the last shares made steps longer" if change.taken_back else f"a step took {took} ms"
-    return f"{_describe(why, change.weights, cards)}, and a step is expected to take {1e3 * change.expected:.3g} ms"
-
-
-def _describe(why: str, weights: Sequence[float], cards: Sequence[Card]) -> str:
-    shares = ", ".join(f"{card} {weight / sum(weights):.1%}" for card, weight in zip(cards, weights, strict=True))
-    return f'manycard: weights="{AUTO}": {why}; from now on each batch is cut {shares}'

@@ -19,6 +19,7 @@ from manycard.engine.loss import ShardLoss, read_loss
 from manycard.engine.loss_check import compare_losses
 from manycard.engine.settling import settle
 from manycard.errors import OptimizerError
+from manycard.hangs import PULSE
 from manycard.pipeline import PipelineEngine, PipelineSettings, Timeline
 from manycard.pipeline.engine import MicroBatches
 from manycard.precision import Precision
@@ -143,10 +144,13 @@ class PipelineStrategy(Strategy):
         with self.scaling.own_update():
             for optimizer in optimizers:
                 optimizer.step()
+        PULSE.note_cards(self.marks)
         return True
 
     def check_loss(self, model: nn.Module, loss_fn: LossFn, batch: Any) -> None:
         self.prepare(loss_fn, batch)
+        if self.engine.settings.micro_batches == self.engine.settings.replicas == 1:
+            return  # the loss sees whole batches
         pieces = self.engine.cut(batch)
         samples = min(pieces.samples, 2 * max(max(sizes) for sizes in pieces.sizes))
         if samples < 2:
@@ -163,13 +167,18 @@ class PipelineStrategy(Strategy):
         with _settled(self.engine.module), self.generators.preserved():
             found = self.engine.run(self._in_precision(loss_of), MicroBatches(samples, [parts], [sizes]))
         pieces_of = [(*loss, size) for loss, size in zip(found[2:], sizes[2:], strict=True)]
-        compare_losses(found[0], found[1], pieces_of, f"{sizes[2]} and {sizes[3]}", self.precision)
+        named = f"{sizes[2]} and {sizes[3]}"
+        otherwise = "take micro_batches=1 and one replica, which gives the loss whole batches"
+        compare_losses(found[0], found[1], pieces_of, named, self.precision, otherwise)
 
     # ---- evaluation and the rest ---------------------------------------------------------------------------
 
     def evaluate(self, model: nn.Module, metric_fn: MetricFn, batch: Any) -> list[dict[str, tuple[Any, Any]]]:
         self.prepare(metric_fn, batch)
         return self.engine.run(self._in_precision(metric_fn), self.engine.cut(batch))
+
+    def check_lockstep(self, model: nn.Module) -> None:
+        self.engine.check_lockstep()
 
     def close(self) -> None:
         self.engine.close()

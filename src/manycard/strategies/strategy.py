@@ -295,6 +295,16 @@ class Strategy(ABC):
         card = next((card for card in self.cards if card.device == self.device), self.cards[0])
         return [(card, [self.unwrap(model) for model in models], list(optimizers), [])]
 
+    def marks(self) -> list[tuple[str, Callable[[], bool]]]:
+        """What tells whether each card has finished what it was given so far."""
+        marks: list[tuple[str, Callable[[], bool]]] = []
+        for card in self.cards:
+            if not card.simulated:
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(torch.cuda.current_stream(card.device))
+                marks.append((card.name, event.query))
+        return marks
+
     def close(self) -> None:
         """Let go of threads, process groups and card memory."""
 

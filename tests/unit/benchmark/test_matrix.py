@@ -13,7 +13,9 @@ import torch
 from manycard.benchmark import MatrixSettings, Measurement, run_matrix
 from manycard.benchmark.isolated import run_row
 from manycard.benchmark.matrix import matrix_notes, matrix_rows
+from manycard.benchmark.pipeline_run import PipelineRun
 from manycard.benchmark.row import RowSpec
+from manycard.benchmark.training import make_parallel
 from manycard.benchmark.worker import measure
 from manycard.benchmark.workloads.mlp import MLP
 from manycard.cards import Card, choose_cards
@@ -204,6 +206,60 @@ def test_a_manual_row_trains_the_same_and_has_each_cards_share() -> None:
     assert len(row.shares) == 2
     assert sum(row.shares) == pytest.approx(1)
     assert row.losses == pytest.approx(plain_losses(9, len(row.losses)), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("axes", "timeline"),
+    [
+        ({"replicas": 2}, {"micro_batches": 8, "schedule": "1f1b", "stages": 2}),
+        ({"micro_batches": 3, "schedule": "gpipe"}, {"micro_batches": 3, "schedule": "gpipe", "stages": 4}),
+        ({"replicas": 4, "checkpoint_activations": True}, {"micro_batches": 4, "schedule": "1f1b", "stages": 1}),
+    ],
+)
+def test_a_pipelines_row_is_what_its_settings_say_and_trains_the_same(
+    axes: dict[str, Any], timeline: dict[str, Any]
+) -> None:
+    given = tuple((name, (value,)) for name, value in axes.items())
+    (spec,) = matrix_rows(simulated(4, strategies=("pipeline",), batch=32, axes=given))
+    row = pipeline_row(spec)
+    assert row.losses == pytest.approx(plain_losses(32, len(row.losses)), rel=1e-5)
+    assert row.timeline is not None
+    assert {**row.timeline, "stages": len(row.timeline["stages"])}.items() >= timeline.items()
+    assert len(row.timeline["busy_seconds"]) == 4
+
+
+def test_a_pipelines_row_has_the_precision_and_accumulation_that_were_set() -> None:
+    def losses(strategy: str, precision: str, accumulate: int) -> list[float | None]:
+        axes = (("precision", (precision,)), ("accumulate", (accumulate,)))
+        (spec,) = matrix_rows(simulated(strategies=(strategy,), batch=8, axes=axes))
+        if strategy == "pipeline":
+            return list(pipeline_row(spec).losses[:6])
+        parallel = make_parallel(spec)
+        row = measure(spec, parallel, time.time())
+        parallel.close()
+        return list(row.losses[:6])
+
+    found = losses("pipeline", "bf16", 2)
+    assert found == pytest.approx(losses("single", "bf16", 2), rel=1e-4)
+    assert found != pytest.approx(losses("pipeline", "bf16", 1), rel=1e-3)
+    assert found != pytest.approx(losses("pipeline", "default", 2), rel=1e-6)
+
+
+def pipeline_row(spec: RowSpec) -> Measurement:
+    pipeline = PipelineRun(spec)
+    try:
+        return measure(spec, pipeline, time.time(), timeline=pipeline.timeline)
+    finally:
+        pipeline.close()
+
+
+def test_cards_that_cannot_be_shared_out_to_replicas_make_no_row() -> None:
+    axes = (("replicas", (1, 2)),)
+    settings = simulated(4, strategies=("dp", "pipeline"), counts=(1, 3, 4), axes=axes)
+    rows = [(row.strategy, row.cards, dict(row.settings)) for row in matrix_rows(settings)]
+    pipelines = [(cards, found["replicas"]) for strategy, cards, found in rows if strategy == "pipeline"]
+    assert pipelines == [("cpu:1", 1), ("cpu:3", 1), ("cpu:4", 1), ("cpu:4", 2)]
+    assert any("can't be shared out" in note for note in matrix_notes(settings))
 
 
 def test_a_pipeline_is_a_row_with_a_timeline() -> None:

@@ -24,6 +24,8 @@ def settings(**changed: Any) -> MatrixSettings:
         ({"workloads": ()}, "--workload="),
         ({"strategies": ("dpd",)}, "--strategies='dpd'"),
         ({"strategies": ()}, "--strategies="),
+        ({"axes": (("replicas", (2,)),)}, "--set='replicas': only pipelines read it"),
+        ({"axes": (("replicas", (2,)),), "strategies": ("pipeline",)}, "--set='replicas=2': 3 cards can't be"),
         ({"strategies": ("torch_dp",)}, "--strategies='torch_dp'"),
         ({"counts": (0,)}, "--counts=0"),
         ({"counts": (2, 4)}, "--counts=4"),

@@ -59,7 +59,7 @@ def make(
 
     def protected() -> list[Tensor]:
         tensors = [t for module in engine.replicas.modules for t in (*module.parameters(), *module.buffers())]
-        for mirror in engine._mirrors.values():
+        for mirror in engine.updates.mirrored.values():
             for each in mirror.optimizers:
                 tensors += [v for state in each.state.values() for v in state.values() if isinstance(v, Tensor)]
         if engine._buckets is not None:

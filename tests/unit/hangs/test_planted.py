@@ -17,7 +17,17 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def said() -> dict[str, str]:
     """What was said of each case of `one_process`, by its name."""
-    words = [sys.executable, str(HERE / "one_process.py"), "raise"]
+    return cases_of("one_process.py")
+
+
+@pytest.fixture(scope="module")
+def said_of_pipelines() -> dict[str, str]:
+    """What was said of each case of `in_pipeline`, by its name."""
+    return cases_of("in_pipeline.py")
+
+
+def cases_of(script: str) -> dict[str, str]:
+    words = [sys.executable, str(HERE / script), "raise"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     return dict(re.findall(r"^== (\w+)\n(.*?)(?=^== |\Z)", done.stderr, re.DOTALL | re.MULTILINE))
@@ -52,6 +62,24 @@ def test_nothing_is_said_of_what_only_takes_long(said: dict[str, str], case: str
 def test_a_debugger_is_no_hang(said: dict[str, str]) -> None:
     assert "the run hangs" not in said["a_debugger_in_loss_fn"]
     assert "ended well" in said["a_debugger_in_loss_fn"]
+
+
+@pytest.mark.parametrize(("case", "function"), [("in_forward", "forward"), ("in_backward", "backward")])
+def test_a_stage_of_a_pipeline_that_stands_is_named_with_its_line(
+    said_of_pipelines: dict[str, str], case: str, function: str
+) -> None:
+    text = said_of_pipelines[case]
+    assert re.search(rf"cpu:1 has not ended its part: it is at .*in_pipeline.py:\d+ in {function}: time.sleep", text)
+    cards = [line.split()[1:3] for line in text.splitlines() if line.startswith("manycard:     cpu:")]
+    assert [card for card, _ in cards] == ["cpu:0:", "cpu:1:", "cpu:2:"]
+    assert cards[0][1] == "waits"
+    assert said_of_pipelines["the_step_after_it"].strip() == "ended well"
+
+
+def test_a_call_of_a_pipeline_is_watched_and_a_long_checkpoint_is_no_hang(said_of_pipelines: dict[str, str]) -> None:
+    assert "HangError: cpu:1 has not ended its part" in said_of_pipelines["a_long_call"]
+    lines = said_of_pipelines["a_long_checkpoint"].splitlines()
+    assert lines == ["saved in 'checkpoint'", "loaded in 'checkpoint'", "ended well"]
 
 
 def test_the_process_is_ended() -> None:

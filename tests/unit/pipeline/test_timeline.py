@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from manycard.pipeline.schedule import bubble, find_schedule
@@ -28,6 +30,26 @@ def test_equal_stages_have_the_bubble_of_theory(schedule: str, stages: int, micr
     assert timeline.seconds == pytest.approx(3 * (micro_batches + stages - 1))
     assert timeline.balance == pytest.approx(1)
     assert timeline.busy("cpu:0") == pytest.approx(3 * micro_batches)
+
+
+def test_what_copies_and_launches_cost_is_apart_from_what_the_schedule_leaves() -> None:
+    """Passes of equal stages that begin half a second late each time: the schedule itself is not to blame."""
+    known = equal_stages("1f1b", 3, 6)
+    late = tuple(
+        replace(span, start=1.5 * span.start + 0.5, end=1.5 * span.start + 0.5 + span.end - span.start)
+        for span in known.spans
+    )
+    timeline = replace(known, spans=late)
+    assert timeline.bubble > timeline.expected_bubble + 0.1
+    assert timeline.scheduled_bubble == pytest.approx(timeline.expected_bubble)
+
+
+def test_replicas_are_laid_out_side_by_side() -> None:
+    one = equal_stages("1f1b", 2, 4)
+    other = tuple(replace(span, card=f"cpu:{span.stage + 2}") for span in one.spans)
+    both = replace(one, spans=(*one.spans, *other), cards=("cpu:0", "cpu:1", "cpu:2", "cpu:3"))
+    assert both.bubble == pytest.approx(both.expected_bubble)
+    assert both.scheduled_bubble == pytest.approx(both.expected_bubble)
 
 
 def test_a_slow_stage_shows_in_balance_and_bubble() -> None:

@@ -125,6 +125,9 @@ def _imbalance(cards: Sequence[CardTime], setup: Setup) -> Opportunity | None:
     elif name == cards[0].card and setup.gathers:
         why = "outputs are joined there, and the loss outside of the model runs on that card alone"
         fix = "compute the loss on each card: parallel.train_step(loss_fn, model, optimizer), or return it from forward"
+    elif setup.strategy == "pipeline":
+        why = "its stage takes longer than the others"
+        fix = "cut elsewhere: stages='auto' measures where, or name other modules (pipeline.record shows what it gives)"
     else:
         why = "it has more to do for its shard than the others"
         fix = (

@@ -16,22 +16,22 @@ import bz2
 import functools
 import io
 import os
-import pathlib
 import shutil
 import tarfile
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from manycard.script.files.files import Files
+from manycard.script.files.replacing import Replaced
 
 __all__ = ["stand_in"]
 
-_SETS = ("supports_dir_fd", "supports_effective_ids", "supports_fd", "supports_follow_symlinks")
 _XATTR = ("listxattr", "getxattr", "setxattr", "removexattr")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _SECONDS_TO_APPEAR = 60.0
@@ -43,84 +43,59 @@ def stand_in(files: Files, *, reads: bool) -> Callable[[], None]:
     Args:
         reads: whether reading is handed over, too.
     """
-    return _StandIns(files).put(reads=reads)
+    places, paths = Replaced(), _Paths(files)
+    _put_writing(places, _Writing(files, paths), files, reads=reads)
+    if reads:
+        _put_reading(places, _Reading(files, paths))
+    return places.end
 
 
-class _StandIns:
+def _put_writing(places: Replaced, writing: _Writing, files: Files, *, reads: bool) -> None:
+    original = io.open
+    opening = writing.opening(original, reads=reads)
+    owners: list[tuple[Any, str]] = [
+        (builtins, "open"),
+        (io, "open"),
+        (tarfile, "bltn_open"),
+        (bz2, "_builtin_open"),
+    ]
+    for owner, name in owners:
+        if getattr(owner, name, None) is original or owner in (builtins, io):
+            places.attribute(owner, name, opening)
+    places.in_pathlib("open", opening)
+    places.in_os("open", writing.opening_descriptor(os.open, reads=reads))
+    places.in_os("mkdir", writing.making(os.mkdir))
+    for name, method in {"remove": files.remove, "unlink": files.remove, "rmdir": files.remove_folder}.items():
+        places.in_os(name, writing.removing(getattr(os, name), method))
+    for name in ("rename", "replace"):
+        places.in_os(name, writing.renaming(getattr(os, name)))
+    for name, symbolic in {"link": False, "symlink": True}.items():
+        places.in_os(name, writing.linking(getattr(os, name), symbolic=symbolic))
+    places.attribute(shutil, "rmtree", writing.removing_tree(shutil.rmtree))
+    places.attribute(torch, "save", writing.saving(torch.save))
+
+
+def _put_reading(places: Replaced, reading: _Reading) -> None:
+    for name in filter(functools.partial(hasattr, os), ("stat", "lstat", "access", "readlink", *_XATTR[:2])):
+        places.in_os(name, reading.reading(getattr(os, name)))
+    places.in_os("listdir", reading.listing(os.listdir))
+    places.in_os("scandir", reading.scanning(os.scandir))
+    places.in_os("chdir", reading.moving(os.chdir))
+    places.attribute(tempfile, "mkdtemp", reading.making_temporary(tempfile.mkdtemp, folder_at=2))
+    inner: Any = tempfile._mkstemp_inner  # type: ignore[attr-defined]
+    places.attribute(tempfile, "_mkstemp_inner", reading.making_temporary(inner, folder_at=0))
+    for name in filter(functools.partial(hasattr, os), ("chmod", "utime", "chown", "lchown", *_XATTR[2:])):
+        places.in_os(name, reading.changing(getattr(os, name)))
+
+
+class _Paths:
+    """Which paths `files` have a say in."""
+
     def __init__(self, files: Files) -> None:
         self._files = files
         self._aside = threading.local()
-        self._undo: list[Callable[[], None]] = []
 
-    def put(self, *, reads: bool) -> Callable[[], None]:
-        opening = self._opening(io.open, reads=reads)
-        owners: list[tuple[Any, str]] = [
-            (builtins, "open"),
-            (io, "open"),
-            (tarfile, "bltn_open"),
-            (bz2, "_builtin_open"),
-        ]
-        for owner, name in owners:
-            if getattr(owner, name, None) is io.open or owner in (builtins, io):
-                self._set(owner, name, opening)
-        self._in_pathlib("open", opening)
-        self._os("open", self._opening_descriptor(os.open, reads=reads))
-        self._os("mkdir", self._making(os.mkdir))
-        for name, method in {
-            "remove": self._files.remove,
-            "unlink": self._files.remove,
-            "rmdir": self._files.remove_folder,
-        }.items():
-            self._os(name, self._removing(getattr(os, name), method))
-        for name in ("rename", "replace"):
-            self._os(name, self._renaming(getattr(os, name)))
-        for name, symbolic in {"link": False, "symlink": True}.items():
-            self._os(name, self._linking(getattr(os, name), symbolic=symbolic))
-        self._set(shutil, "rmtree", self._removing_tree(shutil.rmtree))
-        self._set(torch, "save", self._saving(torch.save))
-        if reads:
-            self._put_reading()
-        return self._end
-
-    def _put_reading(self) -> None:
-        for name in filter(functools.partial(hasattr, os), ("stat", "lstat", "access", "readlink", *_XATTR[:2])):
-            self._os(name, self._reading(getattr(os, name)))
-        self._os("listdir", self._listing(os.listdir))
-        self._os("scandir", self._scanning(os.scandir))
-        self._os("chdir", self._moving(os.chdir))
-        self._set(tempfile, "mkdtemp", self._making_temporary(tempfile.mkdtemp, folder_at=2))
-        inner: Any = tempfile._mkstemp_inner  # type: ignore[attr-defined]
-        self._set(tempfile, "_mkstemp_inner", self._making_temporary(inner, folder_at=0))
-        for name in filter(functools.partial(hasattr, os), ("chmod", "utime", "chown", "lchown", *_XATTR[2:])):
-            self._os(name, self._changing(getattr(os, name)))
-
-    # ---- putting in place ----------------------------------------------------------------------------------
-
-    def _end(self) -> None:
-        while self._undo:
-            self._undo.pop()()
-
-    def _set(self, owner: Any, name: str, new: Any) -> None:
-        self._undo.append(functools.partial(setattr, owner, name, getattr(owner, name)))
-        setattr(owner, name, new)
-
-    def _os(self, name: str, new: Any) -> None:
-        original = getattr(os, name)
-        for group in (getattr(os, group) for group in _SETS):
-            if original in group:
-                group.add(new)
-                self._undo.append(functools.partial(group.discard, new))
-        self._set(os, name, new)
-        self._in_pathlib(name, new)
-
-    def _in_pathlib(self, name: str, new: Any) -> None:
-        """Python 3.10's pathlib keeps the functions in a class."""
-        accessor = getattr(pathlib, "_NormalAccessor", None)
-        if accessor is not None and name in vars(accessor):
-            self._undo.append(functools.partial(setattr, accessor, name, vars(accessor)[name]))
-            setattr(accessor, name, staticmethod(new))
-
-    def _path(self, path: Any, settings: dict[str, Any]) -> str | None:
+    def of(self, path: Any, settings: dict[str, Any]) -> str | None:
         """The absolute path, where `files` have a say in it."""
         if isinstance(path, int) or any(settings.get(name) is not None for name in ("dir_fd", "src_dir_fd")):
             return None
@@ -132,9 +107,26 @@ class _StandIns:
             return None
         return absolute if self._files.covers(absolute) else None
 
-    # ---- the stand-ins -------------------------------------------------------------------------------------
+    @contextmanager
+    def left_alone(self) -> Iterator[None]:
+        """Leave every path that this thread uses inside alone."""
+        self._aside.value = True
+        try:
+            yield
+        finally:
+            self._aside.value = False
 
-    def _opening(self, original: Any, *, reads: bool) -> Any:
+
+class _Writing:
+    """Stand-ins for what writes, makes and removes files; each method makes one from the original."""
+
+    def __init__(self, files: Files, paths: _Paths) -> None:
+        self._files = files
+        self._path = paths.of
+
+    def opening(self, original: Any, *, reads: bool) -> Any:
+        """``open``."""
+
         @functools.wraps(original)
         def open(file: Any, mode: str = "r", *args: Any, **settings: Any) -> Any:
             path = None if _has_opener(args, settings) else self._path(file, {})
@@ -149,7 +141,9 @@ class _StandIns:
 
         return open
 
-    def _opening_descriptor(self, original: Any, *, reads: bool) -> Any:
+    def opening_descriptor(self, original: Any, *, reads: bool) -> Any:
+        """``os.open``."""
+
         @functools.wraps(original)
         def open(path: Any, flags: int, *args: Any, **settings: Any) -> Any:
             absolute = self._path(path, settings)
@@ -167,7 +161,9 @@ class _StandIns:
 
         return open
 
-    def _making(self, original: Any) -> Any:
+    def making(self, original: Any) -> Any:
+        """``os.mkdir``."""
+
         @functools.wraps(original)
         def mkdir(path: Any, mode: int = 0o777, **settings: Any) -> Any:
             absolute = self._path(path, settings)
@@ -177,7 +173,9 @@ class _StandIns:
 
         return mkdir
 
-    def _removing(self, original: Any, remove: Callable[[str], None]) -> Any:
+    def removing(self, original: Any, remove: Callable[[str], None]) -> Any:
+        """``os.remove`` and its kind."""
+
         @functools.wraps(original)
         def removing(path: Any, **settings: Any) -> Any:
             absolute = self._path(path, settings)
@@ -185,7 +183,9 @@ class _StandIns:
 
         return removing
 
-    def _removing_tree(self, original: Any) -> Any:
+    def removing_tree(self, original: Any) -> Any:
+        """``shutil.rmtree``."""
+
         @functools.wraps(original)
         def rmtree(path: Any, ignore_errors: bool = False, *args: Any, **settings: Any) -> Any:
             absolute = self._path(path, settings)
@@ -195,7 +195,9 @@ class _StandIns:
 
         return rmtree
 
-    def _renaming(self, original: Any) -> Any:
+    def renaming(self, original: Any) -> Any:
+        """``os.rename`` and ``os.replace``."""
+
         @functools.wraps(original)
         def rename(source: Any, target: Any, **settings: Any) -> Any:
             paths = self._path(source, settings), self._path(target, settings)
@@ -214,7 +216,9 @@ class _StandIns:
             return original(self._files.to_read(paths[0]), target, **settings)
         return original(source, target, **settings)
 
-    def _linking(self, original: Any, *, symbolic: bool) -> Any:
+    def linking(self, original: Any, *, symbolic: bool) -> Any:
+        """``os.link`` and ``os.symlink``."""
+
         @functools.wraps(original)
         def link(source: Any, target: Any, *args: Any, **settings: Any) -> Any:
             absolute = self._path(target, settings)
@@ -224,7 +228,9 @@ class _StandIns:
 
         return link
 
-    def _saving(self, original: Any) -> Any:
+    def saving(self, original: Any) -> Any:
+        """``torch.save``."""
+
         @functools.wraps(original)
         def save(obj: object, f: Any, *args: Any, **settings: Any) -> Any:
             path = self._path(f, {}) if isinstance(f, str | os.PathLike) else None
@@ -235,7 +241,16 @@ class _StandIns:
 
         return save
 
-    def _reading(self, original: Any) -> Any:
+
+class _Reading:
+    """Stand-ins for what reads files and looks at folders; each method makes one from the original."""
+
+    def __init__(self, files: Files, paths: _Paths) -> None:
+        self._files = files
+        self._path, self._left_alone = paths.of, paths.left_alone
+
+    def reading(self, original: Any) -> Any:
+        """What asks a path for something."""
         missing = functools.partial(bool) if original is os.access else None
 
         @functools.wraps(original)
@@ -253,7 +268,9 @@ class _StandIns:
 
         return read
 
-    def _listing(self, original: Any) -> Any:
+    def listing(self, original: Any) -> Any:
+        """``os.listdir``."""
+
         @functools.wraps(original)
         def listdir(path: Any = ".") -> Any:
             absolute = self._path(path, {})
@@ -264,7 +281,9 @@ class _StandIns:
 
         return listdir
 
-    def _scanning(self, original: Any) -> Any:
+    def scanning(self, original: Any) -> Any:
+        """``os.scandir``."""
+
         @functools.wraps(original)
         def scandir(path: Any = ".") -> Any:
             absolute = self._path(path, {})
@@ -273,7 +292,9 @@ class _StandIns:
 
         return scandir
 
-    def _moving(self, original: Any) -> Any:
+    def moving(self, original: Any) -> Any:
+        """``os.chdir``."""
+
         @functools.wraps(original)
         def chdir(path: Any) -> Any:
             absolute = self._path(path, {})
@@ -286,7 +307,7 @@ class _StandIns:
 
         return chdir
 
-    def _making_temporary(self, original: Any, folder_at: int) -> Any:
+    def making_temporary(self, original: Any, folder_at: int) -> Any:
         """Temporary files have names that no other rank's have, so they can be real ones."""
 
         @functools.wraps(original)
@@ -294,17 +315,16 @@ class _StandIns:
             folder = args[folder_at] if len(args) > folder_at else settings.get("dir")
             if folder is not None and os.path.abspath(os.fsdecode(folder)) != os.path.abspath(tempfile.gettempdir()):
                 return original(*args, **settings)
-            self._aside.value = True
-            try:
+            with self._left_alone():
                 made = original(*args, **settings)
-            finally:
-                self._aside.value = False
             self._files.leave_alone(os.path.abspath(os.fsdecode(made[1] if isinstance(made, tuple) else made)))
             return made
 
         return make
 
-    def _changing(self, original: Any) -> Any:
+    def changing(self, original: Any) -> Any:
+        """What changes attributes of a file."""
+
         @functools.wraps(original)
         def change(path: Any, *args: Any, **settings: Any) -> None:
             absolute = self._path(path, settings)

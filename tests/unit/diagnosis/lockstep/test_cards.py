@@ -54,7 +54,7 @@ def test_the_step_is_named_since_which_cards_are_apart(run: tuple[mc.Parallel, D
     for _ in range(6):
         step(torch.randn(9, 4))
 
-    mirrors = next(iter(model.engine._mirrors.values()))
+    mirrors = next(iter(model.engine.updates.mirrored.values()))
     step(torch.randn(9, 4))
     mirrors._copies[1].step = lambda: None  # type: ignore[method-assign]
     model.engine._guard.drifted = lambda parameters: False  # type: ignore[method-assign]

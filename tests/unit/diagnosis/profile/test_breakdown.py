@@ -171,6 +171,9 @@ def test_a_first_card_that_has_the_loss_to_itself() -> None:
     assert first.gain == pytest.approx(15 / 12.5)
     other = find_opportunities(cards[::-1], Setup())[0]
     assert "manycard doctor" in other.finding.fix
+    stage = find_opportunities(cards, Setup(strategy="pipeline"))[0]
+    assert "its stage takes longer than the others" in stage.finding.evidence
+    assert "stages='auto'" in stage.finding.fix
 
 
 def test_a_card_on_which_somebody_else_computes() -> None:

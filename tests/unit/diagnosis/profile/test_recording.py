@@ -17,11 +17,12 @@ from torch.utils.data import Dataset
 
 import manycard as mc
 from manycard.cli import main
-from manycard.diagnosis.profile import PARTS, Profile
+from manycard.diagnosis.profile import PARTS, Profile, ProfileSettings
 from manycard.diagnosis.profile.trace import read_trace
 from manycard.engine import spans
 from manycard.errors import SettingError
 from manycard.hangs import PULSE
+from manycard.parallel.profiling import start_recording
 
 
 class Samples(Dataset[Tensor]):
@@ -203,3 +204,19 @@ def test_a_script_that_asks_for_ranks_by_itself_is_told_how(tmp_path: Path) -> N
     done = profiled(str(script))
     assert done.returncode == 2
     assert "it asks for one process per card. Fix: give --strategy ddp" in done.stderr
+
+
+def test_a_pipelines_passes_count_for_the_cards_of_their_stages(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(32, 8), *(nn.Sequential(nn.Linear(8, 512), nn.Linear(512, 8)) for _ in range(3)))
+    pipeline = mc.Pipeline(net, "cpu:2", stages=["1"], micro_batches=2)
+    step = pipeline.train_step(loss_fn, torch.optim.SGD(net.parameters(), lr=0.1))
+    found: list[Profile] = []
+    recording = start_recording(pipeline.strategy, ProfileSettings(4, 3, str(tmp_path / "traces")), found.append)
+    for _ in range(9):
+        step(torch.ones(64, 32))
+    recording.end()
+    pipeline.close()
+    first, second = found[0].cards
+    assert first.forward > 0 < first.backward
+    assert second.forward > first.forward, "three blocks of four are there"
+    assert second.backward > 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import bz2
 import glob
 import io
 import os
 import shutil
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -126,7 +128,26 @@ def _remove_a_tree() -> object:
     return gone, os.listdir("given")
 
 
-SCRIPTS = [_save_best_and_load_it, _log, _make_if_missing, _move_and_remove, _look_around, _remove_a_tree]
+def _pack_and_unpack() -> object:
+    with bz2.open("log.bz2", "wb") as log:
+        log.write(b"packed")
+    with tarfile.open("all.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("empty.txt"))
+    with tarfile.open("all.tar") as archive:
+        names = archive.getnames()
+    with bz2.open("log.bz2") as log:
+        return log.read(), names
+
+
+SCRIPTS = [
+    _save_best_and_load_it,
+    _log,
+    _make_if_missing,
+    _move_and_remove,
+    _look_around,
+    _remove_a_tree,
+    _pack_and_unpack,
+]
 
 
 def _prepare(work: Path) -> None:
@@ -269,6 +290,7 @@ def test_everything_is_put_back(ranks: Ranks) -> None:
         return [
             builtins.open,
             io.open,
+            tarfile.bltn_open,  # type: ignore[attr-defined]
             shutil.rmtree,
             torch.save,
             tempfile.mkdtemp,
