@@ -26,6 +26,12 @@ import torch.distributed as dist
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="manycard-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
+# A parent that ignores these (nohup, a background job) hands that down to every process that a test starts and then
+# interrupts.
+for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number is signal.SIGINT else signal.SIG_DFL)
+
 # Simulated cards of several ranks share this machine's cores; one thread each keeps small tests quick.
 torch.set_num_threads(1)
 
