@@ -9,7 +9,7 @@ import textwrap
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +85,16 @@ class Playground:
         return wait_until(lambda: not self.left(), seconds) and wait_until(
             lambda: not list(self.temporary.iterdir()), seconds
         )
+
+
+def running_children() -> set[psutil.Process]:
+    """What this process has started, and what that has, without what has ended."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found.add(child)
+    return found
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
