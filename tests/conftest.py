@@ -1,13 +1,14 @@
 """What every test must leave as it found it.
 
 A test that changes one of these fails, and the state is put back so that only the guilty test does:
-environment variables, the default process group, threads that would keep the process or a card alive, the default
-dtype, grad mode, TF32 flags, the handler of Ctrl-C.
+environment variables, the default process group, threads that would keep the process or a card alive, processes that
+it started and didn't wait for, the default dtype, grad mode, TF32 flags, the handler of Ctrl-C.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import os
 import shutil
@@ -26,11 +27,19 @@ import torch.distributed as dist
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="manycard-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
+# A parent that ignores these (nohup, a background job) hands that down to every process that a test starts and then
+# interrupts.
+for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number is signal.SIGINT else signal.SIG_DFL)
+
 # Simulated cards of several ranks share this machine's cores; one thread each keeps small tests quick.
 torch.set_num_threads(1)
 
 SECONDS_TO_END = 5.0
-"""How long threads of a dropped engine may take to end."""
+"""How long threads of a dropped engine, and processes, may take to end."""
+FOR_GOOD = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch/_inductor")
+"""What Python and PyTorch start once and keep for as long as this process lives."""
 
 
 def _flags() -> dict[str, Any]:
@@ -71,6 +80,36 @@ def threads_left(before: set[threading.Thread], seconds: float = SECONDS_TO_END)
         time.sleep(0.01)
 
 
+def _children() -> set[int]:
+    """Processes that this one has started and not waited for; none where the system has no list of them."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):  # a thread may end meanwhile
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/children") as listed:
+                found.update(map(int, listed.read().split()))
+    return found
+
+
+def _command(process: int) -> str:
+    try:
+        with open(f"/proc/{process}/cmdline") as words:
+            return words.read().replace("\0", " ").strip() or "has ended, and nobody has waited for it"
+    except OSError:
+        return "has ended"
+
+
+def children_left(before: set[int], seconds: float = SECONDS_TO_END) -> list[str]:
+    """The processes that are new since `before` and still there after `seconds`."""
+    end = time.monotonic() + seconds
+    while True:
+        new = [f"{child} ({_command(child)})" for child in sorted(_children() - before)]
+        left = [child for child in new if not any(word in child for word in FOR_GOOD)]
+        if not left or time.monotonic() > end:
+            return left
+        gc.collect()
+        time.sleep(0.01)
+
+
 _FAILED = pytest.StashKey[bool]()
 
 
@@ -85,7 +124,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail the test that leaks, and mend what it leaked."""
-    environment, flags, threads = dict(os.environ), _flags(), set(threading.enumerate())
+    environment, flags, threads, children = dict(os.environ), _flags(), set(threading.enumerate()), _children()
     grouped = dist.is_available() and dist.is_initialized()
     yield
     leaks = []
@@ -109,4 +148,5 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     _put_back(flags)
     if not request.node.stash.get(_FAILED, False):
         leaks.extend(f"thread {thread.name}" for thread in threads_left(threads))
+        leaks.extend(f"process {child}" for child in children_left(children))
     assert not leaks, f"the test left behind: {'; '.join(leaks)}"

@@ -15,24 +15,12 @@ from torch.nn import functional as F
 
 import manycard as mc
 from manycard.errors import GraphError
+from tests.gpu.convolutional import Net
 
 COUNTS = [count for count in (1, 2, 4, 8) if count <= torch.cuda.device_count()] or [1]
 MOST = COUNTS[-1]
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA cards")
 Loop = Callable[[Any], list[Any]]
-
-
-class Net(nn.Module):
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3, bias=False)
-        self.norm = nn.BatchNorm2d(8)
-        self.dropout = nn.Dropout(dropout)
-        self.unused = nn.Linear(3, 3)
-        self.last = nn.Linear(8 * 6 * 6, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.dropout(torch.relu(self.norm(self.conv(x))).flatten(1)))
 
 
 class Recurrent(nn.Module):

@@ -13,21 +13,9 @@ from torch import Tensor, nn
 import manycard as mc
 from manycard.engine.recorder import CudaRecorder
 from manycard.errors import GraphError
+from tests.gpu.convolutional import Net
 
 COUNTS = [count for count in (1, 2, 4, 8) if count <= torch.cuda.device_count()] or [1]
-
-
-class Net(nn.Module):
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3, bias=False)
-        self.norm = nn.BatchNorm2d(8)
-        self.dropout = nn.Dropout(dropout)
-        self.unused = nn.Linear(3, 3)
-        self.last = nn.Linear(8 * 6 * 6, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.dropout(torch.relu(self.norm(self.conv(x))).flatten(1)))
 
 
 def mean_loss(model: Any, batch: Any) -> Tensor:

@@ -27,6 +27,12 @@ def _verify(name: str, *, sync_batchnorm: bool = False) -> Report:
     return verify(VerifySettings(script, 4, "cpu:2", "ddp", sync_batchnorm))
 
 
+def _line_of(name: str, words: str) -> int:
+    """The number of the first line of a script that has these words."""
+    lines = (FOLDER / f"{name}.py").read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if words in line)
+
+
 @pytest.mark.parametrize("name", ["gpt_tied_weights", "gan_two_optimizers", "matrix_factorization"])
 def test_the_same_training(name: str) -> None:
     report = _verify(name)
@@ -47,6 +53,9 @@ def test_the_same_training(name: str) -> None:
 def test_a_difference_and_its_cause(name: str, cause: str) -> None:
     report = _verify(name)
     assert not report.same
+    assert report.first is not None
+    assert report.first.what == "loss"
+    assert report.first.where == f"{FOLDER / name}.py:{_line_of(name, '.backward()')}"
     assert [found.cause for found in report.causes] == [cause]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -35,24 +37,42 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def rank_results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict[str, Any]]]:
-    """``rank_results(cards)`` -> what each rank of `ddp` got from every run."""
+    """``rank_results(cards)`` -> what each rank of `ddp` got from every run.
+
+    Where several processes of pytest share the tests, the first that needs the ranks of a count runs them for all.
+    """
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # each process has a folder of its own in there
 
     @cache
     def results(count: int) -> list[dict[str, Any]]:
-        from manycard.cards import choose_cards
-        from manycard.launch import launch_script
-
-        folder = tmp_path_factory.mktemp(f"ranks{count}")
-        cards = choose_cards(f"cpu:{count}").cards
-        arguments = [str(WORKER), str(folder), "ddp", f"cpu:{count}"]
-        try:
-            launch_script(arguments, cards, env={"OMP_NUM_THREADS": "1"})
-        except RankFailed as failed:
-            running = {path.stem: path.read_text() for path in sorted(folder.glob("*.running"))}
-            pytest.fail(f"{failed}\nwhile running {running}\n{failed.trace}")
+        folder = base / f"ranks{count}"
+        folder.mkdir(exist_ok=True)
+        failure = folder / "failure"
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not failure.exists():
+                failure.write_text(_run_ranks(count, folder))
+        if text := failure.read_text():
+            pytest.fail(text)
         return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(count)]
 
     return results
+
+
+def _run_ranks(count: int, folder: Path) -> str:
+    """Run everything on `count` ranks, which write into `folder`; gives why they failed, or nothing."""
+    from manycard.cards import choose_cards
+    from manycard.launch import launch_script
+
+    cards = choose_cards(f"cpu:{count}").cards
+    try:
+        launch_script([str(WORKER), str(folder), "ddp", f"cpu:{count}"], cards, env={"OMP_NUM_THREADS": "1"})
+    except RankFailed as failed:
+        running = {path.stem: path.read_text() for path in sorted(folder.glob("*.running"))}
+        return f"{failed}\nwhile running {running}\n{failed.trace}"
+    return ""
 
 
 @pytest.fixture

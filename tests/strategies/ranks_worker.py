@@ -17,13 +17,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import manycard as mc
-from tests.strategies.runs import RANK_RUNS, RUNS, attempt
+from tests.strategies.runs import RUNS, attempt, rank_runs
 
 SECONDS_A_RUN = 40
 
 
 def main(folder: Path, strategy: str, cards: str, names: list[str]) -> None:
-    """Run `names`, or all of `RANK_RUNS`, and write what came out."""
+    """Run `names`, or all that as many ranks run, and write what came out."""
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     shared = folder / "shared"
@@ -32,7 +32,7 @@ def main(folder: Path, strategy: str, cards: str, names: list[str]) -> None:
     keeper = make()  # one process group for all runs
     mine = folder / f"rank{os.environ['RANK']}"
     results = {}
-    for name in names or RANK_RUNS:
+    for name in names or rank_runs(int(os.environ["WORLD_SIZE"])):
         mine.with_suffix(".running").write_text(name)
         faulthandler.dump_traceback_later(SECONDS_A_RUN, exit=True)
         results[name] = attempt(RUNS[name], make, shared)

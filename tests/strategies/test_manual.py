@@ -145,7 +145,9 @@ def test_loops_written_out_are_split_and_merged(merged: bool, name: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "splitting", [{"weights": [3, 1, 2]}, {"split": interleaved}, {"weights": [1, 50, 1]}], ids=str
+    "splitting",
+    [{"weights": [3, 1, 2]}, {"split": interleaved}, {"weights": [1, 50, 1]}],
+    ids=["weights", "split", "uneven weights"],
 )
 def test_resumes_bit_for_bit(splitting: dict[str, Any], tmp_path: Path) -> None:
     result = RUNS["resume"](manual(3, **splitting), tmp_path)
@@ -154,7 +156,9 @@ def test_resumes_bit_for_bit(splitting: dict[str, Any], tmp_path: Path) -> None:
         assert torch.equal(result["again"][name], tensor), name
 
 
-@pytest.mark.parametrize("splitting", [{"weights": [3, 1, 2]}, {"split": interleaved}, {}], ids=str)
+@pytest.mark.parametrize(
+    "splitting", [{"weights": [3, 1, 2]}, {"split": interleaved}, {}], ids=["weights", "split", "even"]
+)
 @pytest.mark.parametrize(("samples", "batch_size"), [(25, 8), (7, 3), (1, 4)])
 def test_metrics_use_every_sample_exactly_once(
     splitting: dict[str, Any], samples: int, batch_size: int, tmp_path: Path

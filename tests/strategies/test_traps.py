@@ -82,7 +82,9 @@ def test_lazy_modules_are_initialised_once(make: Make) -> None:
 # ---- modules that can't be copied ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("held", [threading.Lock, torch.Generator, lambda: [threading.RLock()]], ids=str)
+@pytest.mark.parametrize(
+    "held", [threading.Lock, torch.Generator, lambda: [threading.RLock()]], ids=["lock", "generator", "list of a lock"]
+)
 def test_locks_and_generators_are_copied_around(make: Make, held: Callable[[], Any]) -> None:
     def make_model() -> nn.Module:
         net = Net()

@@ -21,7 +21,7 @@ from .precisions import clipped_update, converge, draws, overflow, summed_in
 from .resuming import resume
 from .training import train_by_loop, train_by_step
 
-__all__ = ["RANK_RUNS", "RUNS", "Make", "Run", "attempt"]
+__all__ = ["FP32_CARDS", "RUNS", "Make", "Run", "attempt", "rank_runs"]
 
 
 def _table() -> dict[str, Run]:
@@ -49,8 +49,13 @@ def _table() -> dict[str, Run]:
 
 
 RUNS: dict[str, Run] = _table()
-RANK_RUNS = [name for name in RUNS if not (name.startswith("loop/") and name.endswith("float32"))]
-"""What ranks run: all but the explicit loop in fp32, which shows nothing that fp64 does not."""
+FP32_CARDS = 3
+"""On how many cards cases run in fp32 as well: what depends on the number, fp64 shows on each."""
+
+
+def rank_runs(ranks: int) -> list[str]:
+    """What so many ranks run: all, but for cases in fp32, of which `FP32_CARDS` ranks run those that take steps."""
+    return [name for name in RUNS if not name.endswith("float32") or (ranks == FP32_CARDS and name.startswith("step/"))]
 
 
 def attempt(run: Run, make: Make, folder: Path) -> Any:

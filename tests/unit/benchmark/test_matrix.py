@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
@@ -20,6 +19,7 @@ from manycard.benchmark.worker import measure
 from manycard.benchmark.workloads.mlp import MLP
 from manycard.cards import Card, choose_cards
 from manycard.parallel import Parallel
+from tests.unit.launch.processes import running_children
 
 GPUS = tuple(Card(place, torch.device("cuda", index), "NVIDIA H200") for place, index in enumerate((0, 2, 3, 5)))
 
@@ -166,10 +166,10 @@ def test_an_interrupt_keeps_the_rows_done(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("strategy", ["dp", "ddp"])
 def test_an_interrupt_leaves_no_process(strategy: str) -> None:
-    before = psutil.Process().children(recursive=True)
+    before = running_children()
     document = run_matrix(simulated(steps=1_000_000, strategies=(strategy,)), Listener(interrupt_at=1))
     assert (document["rows"], document["interrupted"]) == ([], True)
-    assert [child for child in psutil.Process().children(recursive=True) if child not in before] == []
+    assert running_children() <= before
 
 
 def test_running_out_of_memory_is_a_row() -> None:
@@ -183,8 +183,10 @@ def test_running_out_of_memory_is_a_row() -> None:
 def test_a_process_that_is_killed_is_a_row_that_says_so() -> None:
     (spec,) = matrix_rows(simulated(strategies=("single",), steps=1_000_000))
 
+    before = running_children()
+
     def kill(done: int, total: int) -> None:
-        for child in psutil.Process().children():
+        for child in running_children() - before:
             child.kill()
 
     row = run_row(spec, kill)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -19,6 +18,7 @@ from manycard.benchmark.scripts import ScriptWatch
 from manycard.cards import choose_cards
 from manycard.errors import SettingError
 from manycard.launch import Script
+from tests.unit.launch.processes import running_children
 
 SCRIPT = """
 import sys, torch
@@ -67,9 +67,9 @@ def measured(folder: Path, source: str, *arguments: str, strategy: str = "dp", *
         }
     )
     (spec,) = matrix_rows(made)
+    before = running_children()
     row = run_row(spec, None, limit)
-    children = psutil.Process().children(recursive=True)
-    assert [child for child in children if child.status() != psutil.STATUS_ZOMBIE] == []
+    assert running_children() <= before
     return row
 
 

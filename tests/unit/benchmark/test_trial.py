@@ -6,12 +6,12 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-import psutil
 import pytest
 
 from manycard.benchmark import trial
 from manycard.benchmark.trial import TrialSpec, make_subject, run_trial
 from manycard.planner import Candidate
+from tests.unit.launch.processes import running_children
 
 SPEC = TrialSpec("mlp", "cpu:2", 8, "fp32", small=True, seconds=0.1)
 
@@ -35,9 +35,10 @@ def test_a_trial_that_fails_says_why(tmp_path: Path) -> None:
 
 def test_a_trial_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "PATIENCE", 0.3)
+    before = running_children()
     found = run_trial(SPEC)
     assert "nothing came of it" in found["error"]
-    assert not [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    assert running_children() <= before
 
 
 def test_a_count_needs_neither_values_nor_a_batch() -> None:

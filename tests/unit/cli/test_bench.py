@@ -146,7 +146,7 @@ while True:
 """
 
 
-def test_a_script_with_settings_is_measured_and_compared(tmp_path: Path) -> None:
+def test_a_script_with_settings_is_measured_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script, earlier, out = tmp_path / "train.py", tmp_path / "earlier", tmp_path / "out"
     script.write_text(SCRIPT)
     words = ["bench", str(script), "--strategy", "single", "--cards", "cpu:2", "--steps", "6"]
@@ -169,10 +169,10 @@ def test_a_script_with_settings_is_measured_and_compared(tmp_path: Path) -> None
     out.mkdir()
     (out / "rounds.jsonl").write_text((earlier / "rounds.jsonl").read_text())
     compared = [*words, str(out), "--resume", "--against", str(earlier), "--", "--size", "16"]
-    second = subprocess.run(command(*compared), capture_output=True, text=True, timeout=100, check=False)
-    assert second.returncode == 1, second.stderr
-    assert "single on 1 card" not in second.stderr, "no row was run"
-    found = json.loads(second.stdout)["comparison"]
+    status, printed = main(compared), capsys.readouterr()
+    assert status == 1, printed.err
+    assert "single on 1 card" not in printed.err, "no row was run"
+    found = json.loads(printed.out)["comparison"]
     assert [row["verdict"] for row in found["rows"]] == ["slower", "faster"]
     assert found["worse"] == 1
     assert "slower" in (out / "bench.md").read_text()

@@ -143,7 +143,6 @@ def test_a_script_with_parallel(place: Playground, capsys: pytest.CaptureFixture
     assert _nothing_left(place)
 
 
-@pytest.mark.timeout(300)
 def test_a_plain_script_in_ranks(place: Playground, capsys: pytest.CaptureFixture[str]) -> None:
     script = place.write("train.py", PLAIN)
     status, document = _verify(capsys, "--strategy", "ddp", script, "relu")
@@ -152,11 +151,6 @@ def test_a_plain_script_in_ranks(place: Playground, capsys: pytest.CaptureFixtur
     assert 0 < document["largest"]["gradient"]["value"] < 1e-6
     assert document["cards"] == ["cpu:0", "cpu:1"]
     assert document["spread"][0]["spread"] == 6
-    status, document = _verify(capsys, "--strategy", "ddp", script, "dropout")
-    assert (status, document["same"]) == (1, False)
-    assert document["first_difference"]["what"] == "loss"
-    assert document["first_difference"]["where"] == "train.py:13"
-    assert _causes(document) == "forward draws at random (dropout, noise), and each card draws its own"
     assert _nothing_left(place)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,6 +88,16 @@ class Playground:
         )
 
 
+def running_children() -> set[psutil.Process]:
+    """What this process has started, and what that has, without what has ended."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found.add(child)
+    return found
+
+
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     """Whether `condition` comes true within `seconds`."""
     end = time.monotonic() + seconds
@@ -100,11 +111,12 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 @contextmanager
 def playground(folder: Path) -> Iterator[Playground]:
     """Make one, and kill what a failing test leaves."""
-    place = Playground(folder / "work", folder / "tmp", uuid.uuid4().hex)
-    place.folder.mkdir()
-    place.temporary.mkdir()
-    try:
-        yield place
-    finally:
-        for process in place.left():
-            process.kill()
+    (folder / "work").mkdir()
+    # A short path: loaders' workers make sockets in it, whose paths end at 107 characters.
+    with tempfile.TemporaryDirectory(prefix="mc-", ignore_cleanup_errors=True) as temporary:
+        place = Playground(folder / "work", Path(temporary), uuid.uuid4().hex)
+        try:
+            yield place
+        finally:
+            for process in place.left():
+                process.kill()

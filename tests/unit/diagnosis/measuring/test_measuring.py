@@ -20,6 +20,7 @@ from manycard.diagnosis.measuring.timing import time_all_reduce, time_host_copie
 from manycard.engine.collective import Collective, SumsOnHost
 from tests.unit.cards.machines import card, stranger
 from tests.unit.diagnosis.made import made_facts, well
+from tests.unit.launch.processes import running_children
 
 CPU = torch.device("cpu")
 SMALL = Request(
@@ -101,8 +102,7 @@ class TestRanks:
     def test_ranks_that_are_not_done_in_time_are_named_with_what_they_do(self):
         with pytest.raises(RanksStuckError, match=r"rank 0 waits at: .*; rank 1 waits at: "):
             join_ranks(["cpu", "cpu"], 0.1)
-        running = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-        assert not [child for child in running if "measuring.ranks" in " ".join(child.cmdline())]
+        assert not [child for child in running_children() if "measuring.ranks" in " ".join(child.cmdline())]
 
 
 class TestStages:
