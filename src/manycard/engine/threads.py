@@ -11,17 +11,21 @@ Intended behaviour:
     * Ctrl-C arrives in the caller at once. The cards finish what they do; the next `run` waits for that first.
     * A simulated card that is slowed on purpose sleeps after each of its jobs, as a part of it.
     * One job at a time: a second thread of the script's that calls waits its turn.
-    * The threads hold no reference to this object. They end when it is dropped, and never keep the process alive.
+    * The threads hold no reference to this object. They end when it is dropped, and never keep the process alive; but
+      one that ends in the middle of a step (by Ctrl-C) waits up to 30 s for the cards to finish what they do, or until
+      Ctrl-C comes again. A thread that Python takes down inside PyTorch would abort the process.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -206,6 +210,7 @@ class CardThreads:
             context = ThreadContext.capture(self.devices)
             job_round = _Round(positions, in_turn=self._simulated or context.shared_modes)
             self._round = job_round
+            _running.add(job_round)
             self._hand_out(job_round, context, jobs, here)
             self._wait(job_round)
             self._round = None
@@ -311,6 +316,27 @@ class CardThreads:
         if self._round is not None:
             self._wait(self._round)
             self._round = None
+
+
+_running: weakref.WeakSet[_Round] = weakref.WeakSet()
+"""Jobs that may be under way; whoever gave one may be gone, but the cards hold it until it has ended."""
+_SECONDS_AT_EXIT = 30.0
+
+
+@atexit.register
+def _finish_at_exit() -> None:
+    end = time.monotonic() + _SECONDS_AT_EXIT
+    try:
+        for job_round in list(_running):
+            while job_round.outstanding and time.monotonic() < end:
+                time.sleep(0.01)
+    except KeyboardInterrupt:  # somebody who can't wait
+        with suppress(Exception):
+            sys.stdout.flush()
+        os._exit(130)
+
+
+os.register_at_fork(after_in_child=_running.clear)  # a child has none of the threads
 
 
 def _run_job(position: int, job_round: _Round, generators: CardGenerators, job: Job, place: str) -> None:

@@ -45,7 +45,8 @@ class Before:
         """Remember everything as it is now; of buffers, those that there were when this was made."""
         self._held = [(table, name, buffer) for table, name in self._places if (buffer := table.get(name)) is not None]
         buffers = [buffer for _, _, buffer in self._held]
-        if len(buffers) == len(self._buffers) and all(map(operator.is_, buffers, self._buffers)):
+        same = len(buffers) == len(self._buffers) and all(map(operator.is_, buffers, self._buffers))
+        if same and all(copy.shape == buffer.shape for copy, buffer in zip(self._copies, buffers, strict=True)):
             _copy(self._copies, self._buffers)
         else:
             self._buffers, self._copies = buffers, [buffer.detach().clone() for buffer in buffers]
