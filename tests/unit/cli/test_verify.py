@@ -76,7 +76,7 @@ def _verify(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[
 
 def _nothing_left(place: Playground) -> bool:
     """No process and no file of manycard's; PyTorch keeps its compiler's folder."""
-    return wait_until(lambda: not place.left() and not list(place.temporary.glob("manycard*")), 5)
+    return wait_until(lambda: not place.left() and not list(place.temporary.glob("manycard*")), 20)
 
 
 def _causes(document: dict[str, Any]) -> str:

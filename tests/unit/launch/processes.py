@@ -81,7 +81,7 @@ class Playground:
         except (psutil.Error, OSError):  # it has ended, or is somebody else's
             return False
 
-    def nothing_left(self, seconds: float = 5.0) -> bool:
+    def nothing_left(self, seconds: float = 20.0) -> bool:
         """Whether every marked process has ended within `seconds`, and no temporary file is left."""
         return wait_until(lambda: not self.left(), seconds) and wait_until(
             lambda: not list(self.temporary.iterdir()), seconds

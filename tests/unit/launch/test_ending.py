@@ -25,7 +25,7 @@ FAMILY = """
 @pytest.mark.parametrize("kind", ["polite", "deaf"])
 def test_a_family_ends_asked_first_and_killed_then(place: Playground, kind: str) -> None:
     with place.start(place.write("family.py", FAMILY), kind) as process:
-        assert wait_until(lambda: Path("ready").exists() and len(place.left()) == 2, 20)
+        assert wait_until(lambda: Path("ready").exists() and len(place.left()) == 2, 80)
         end_family(process, patience=0.5)
     assert place.left() == []
     assert Path("asked").exists() == (kind == "polite")

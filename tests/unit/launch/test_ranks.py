@@ -21,8 +21,9 @@ from manycard.launch import cards_setting, launch_script
 from manycard.launch.watch import GRACE
 from tests.unit.launch.processes import Playground
 
-SECONDS_TO_END = GRACE + 10.0
-"""From the start of a run that fails at once to its end: starting takes some seconds here."""
+SECONDS_TO_END = GRACE + 40.0
+"""From the start of a run that fails at once to its end: starting takes some seconds here, and many where cores are
+busy. Ranks that nobody ends would stay for minutes."""
 
 
 def _cards(number: int) -> list[Card]:

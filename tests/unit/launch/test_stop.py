@@ -42,7 +42,7 @@ def _hanging(place: Playground, *words: str) -> Iterator[subprocess.Popen[str]]:
     script = place.write("train.py", HANG)
     with place.start("-c", LAUNCH, script, *words) as launcher:
         try:
-            assert wait_until(lambda: len(list(Path().glob("ready*"))) == 2, 30)
+            assert wait_until(lambda: len(list(Path().glob("ready*"))) == 2, 80)
             yield launcher
         finally:
             launcher.kill()
@@ -54,7 +54,7 @@ def _hanging(place: Playground, *words: str) -> Iterator[subprocess.Popen[str]]:
 def test_ctrl_c_leaves_nothing(place: Playground, words: tuple[str, ...]) -> None:
     with _hanging(place, *words) as launcher:
         launcher.send_signal(signal.SIGINT)
-        _, err = launcher.communicate(timeout=15)
+        _, err = launcher.communicate(timeout=30)
         assert launcher.returncode != 0
         assert err.count("Traceback") == 1, err  # the launcher's own KeyboardInterrupt
         assert "KeyboardInterrupt" in err.splitlines()[-1]
@@ -76,9 +76,9 @@ def test_a_script_can_save_on_ctrl_c(place: Playground) -> None:
         """,
     )
     with place.start("-c", LAUNCH, script) as launcher:
-        assert wait_until(lambda: len(list(Path().glob("ready*"))) == 2, 30)
+        assert wait_until(lambda: len(list(Path().glob("ready*"))) == 2, 80)
         launcher.send_signal(signal.SIGINT)
-        launcher.communicate(timeout=15)
+        launcher.communicate(timeout=30)
     assert Path("saved").exists()
     assert place.nothing_left()
 
@@ -95,7 +95,7 @@ def test_a_second_ctrl_c_does_not_wait(place: Playground) -> None:
 def test_sigterm_leaves_nothing_and_is_what_ended_the_launcher(place: Playground) -> None:
     with _hanging(place) as launcher:
         launcher.terminate()
-        launcher.communicate(timeout=15)
+        launcher.communicate(timeout=30)
         assert launcher.returncode == -signal.SIGTERM
         assert place.nothing_left()
 
@@ -111,6 +111,6 @@ def test_a_launcher_killed_while_ranks_start_leaves_nothing(place: Playground) -
     script = place.write("train.py", HANG)
     with place.start("-c", LAUNCH, script) as launcher:
         children = psutil.Process(launcher.pid).children
-        assert wait_until(lambda: any("rank.py" in " ".join(c.cmdline()) for c in children()), 30)
+        assert wait_until(lambda: any("rank.py" in " ".join(c.cmdline()) for c in children()), 80)
         launcher.kill()
     assert place.nothing_left(10)

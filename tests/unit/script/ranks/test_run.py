@@ -111,7 +111,7 @@ def test_unseeded_draws_of_the_usual_generators_are_alike_and_json_says_what_was
 def _fails(place: Playground, text: str, *words: str) -> list[str]:
     done = place.run(*RANKS, place.write("train.py", text), *words)
     assert done.returncode == 1
-    assert wait_until(lambda: not place.left(), 5)
+    assert wait_until(lambda: not place.left(), 20)
     return done.stderr.splitlines()
 
 
