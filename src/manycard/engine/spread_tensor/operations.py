@@ -1,0 +1,358 @@
+"""Operations that keep spread tensors spread: each card works on its own part.
+
+They lie below autograd: the script's graph holds the operation as it was called, with PyTorch's own derivatives, which
+are operations again and find their parts here. No graph of a card's own is needed, and none spans cards.
+
+Kept apart: what leaves the dimension of the samples whole (views, slices, softmax and sums over other dimensions),
+what works number by number, alone or with tensors that are cut alike, and sums and means over everything.
+`apply_rule` gives `NOT_SPREAD` for all others, and where a rule has any doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manycard.engine.spread_tensor.held import Held, Rows, sent
+
+__all__ = ["NOT_SPREAD", "apply_rule"]
+
+_aten = torch.ops.aten
+NOT_SPREAD = object()
+"""What comes instead of a result where an operation needs the whole."""
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def apply_rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of an operation on parts: `Held`, tensors, or a tuple of those; `NOT_SPREAD` where it needs wholes.
+
+    Args:
+        args: its arguments, with a `Held` for each tensor that is spread.
+    """
+    rule = _RULES.get(func)
+    return NOT_SPREAD if rule is None else rule(func, args, kwargs)
+
+
+# ---- views ---------------------------------------------------------------------------------------------------------
+
+_Plan = tuple[Rows, Callable[[int], tuple[Any, ...]]]
+"""Where the parts of a view lie, and the arguments for part number `index`."""
+
+
+def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    held, rest = args[0], args[1:]
+    if not isinstance(held, Held) or kwargs:
+        return NOT_SPREAD
+    shape = func(held.shape, *rest)
+    plan: _Plan | None = _VIEWS[func](held, shape, *rest)
+    if plan is None:
+        return NOT_SPREAD
+    rows, of_part = plan
+    parts = [_viewed(func, part, of_part(index)) for index, part in enumerate(held.parts)]
+    return Held(held.home, rows, parts, shape, held, lambda whole: func(whole, *rest))
+
+
+def _viewed(func: Any, part: Tensor, rest: tuple[Any, ...]) -> Tensor:
+    if func in (_aten.view.default, _aten._unsafe_view.default):
+        return part.reshape(*rest)  # parts are never written, so that a copy serves where a view can't be
+    return func(part, *rest)  # type: ignore[no-any-return]
+
+
+def _same(held: Held, shape: Tensor, *rest: Any) -> _Plan | None:
+    return held.rows, lambda index: rest
+
+
+def _regrouped(held: Held, shape: Tensor, size: Sequence[int]) -> _Plan | None:
+    """A view in which the dimension of the samples is kept, merged with what follows, or divided by that again."""
+    before, after, dim = held.shape.shape, shape.shape, held.rows.dim
+    outer, axis, passed = _product(before[:dim]), 0, 1
+    while axis < len(after) and passed < outer:
+        passed *= after[axis]
+        axis += 1
+    while axis + 1 < len(after) and after[axis] == 1 and before[dim] > 1:
+        axis += 1
+    if passed != outer or axis >= len(after):
+        return None
+    lengths = []
+    for length in held.rows.lengths:
+        if length * after[axis] % before[dim]:
+            return None
+        lengths.append(length * after[axis] // before[dim])
+    if min(lengths) < 1:
+        return None
+    rows = Rows(axis, tuple(lengths), held.rows.positions)
+    return rows, lambda index: ([*after[:axis], lengths[index], *after[axis + 1 :]],)
+
+
+def _transposed(held: Held, shape: Tensor, first: int, second: int) -> _Plan | None:
+    dims = held.shape.dim()
+    swap = {first % dims: second % dims, second % dims: first % dims}
+    return held.rows.on(swap.get(held.rows.dim, held.rows.dim)), lambda index: (first, second)
+
+
+def _turned(held: Held, shape: Tensor) -> _Plan | None:
+    return held.rows.on(shape.dim() - 1 - held.rows.dim), lambda index: ()
+
+
+def _permuted(held: Held, shape: Tensor, dims: Sequence[int]) -> _Plan | None:
+    return held.rows.on([dim % shape.dim() for dim in dims].index(held.rows.dim)), lambda index: (dims,)
+
+
+def _unsqueezed(held: Held, shape: Tensor, dim: int) -> _Plan | None:
+    return held.rows.on(held.rows.dim + (dim % shape.dim() <= held.rows.dim)), lambda index: (dim,)
+
+
+def _squeezed(held: Held, shape: Tensor, dim: int) -> _Plan | None:
+    dim %= held.shape.dim()
+    if dim == held.rows.dim:
+        return None
+    gone = shape.dim() < held.shape.dim() and dim < held.rows.dim
+    return held.rows.on(held.rows.dim - gone), lambda index: (dim,)
+
+
+def _sliced(held: Held, shape: Tensor, dim: int = 0, *limits: Any) -> _Plan | None:
+    if dim % shape.dim() != held.rows.dim:
+        return held.rows, lambda index: (dim, *limits)
+    whole = shape.size(dim) == held.rows.total and (*limits, 1, 1, 1)[2] == 1
+    return (held.rows, lambda index: (dim,)) if whole else None
+
+
+def _selected(held: Held, shape: Tensor, dim: int, number: int) -> _Plan | None:
+    dim %= held.shape.dim()
+    if dim == held.rows.dim:
+        return None
+    return held.rows.on(held.rows.dim - (dim < held.rows.dim)), lambda index: (dim, number)
+
+
+def _expanded(held: Held, shape: Tensor, size: Sequence[int]) -> _Plan | None:
+    dim = held.rows.dim + shape.dim() - held.shape.dim()
+    rows = held.rows.on(dim)
+    return rows, lambda index: ([*shape.shape[:dim], rows.lengths[index], *shape.shape[dim + 1 :]],)
+
+
+def _product(sizes: Sequence[int]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total
+
+
+_VIEWS: dict[Any, Callable[..., _Plan | None]] = {
+    _aten.alias.default: _same,
+    _aten.detach.default: _same,
+    _aten.view.default: _regrouped,
+    _aten._unsafe_view.default: _regrouped,
+    _aten.transpose.int: _transposed,
+    _aten.t.default: _turned,
+    _aten.permute.default: _permuted,
+    _aten.unsqueeze.default: _unsqueezed,
+    _aten.squeeze.dim: _squeezed,
+    _aten.slice.Tensor: _sliced,
+    _aten.select.int: _selected,
+    _aten.expand.default: _expanded,
+}
+
+
+# ---- number by number ----------------------------------------------------------------------------------------------
+
+
+def _by_number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Every number of the result comes from the numbers at its place."""
+    first = _aligned(args, kwargs)
+    if first is None:
+        return NOT_SPREAD
+    dims = max(_dims(value) for value in args)
+    rows = first.rows.on(dims - first.shape.dim() + first.rows.dim)
+    if not all(_can_be_cut(value, rows, dims, first) for value in args):
+        return NOT_SPREAD
+    parts = [func(*(_cut(value, rows, dims, index, first) for value in args), **kwargs) for index in _indices(rows)]
+    return _result(first, rows, parts)
+
+
+def _aligned(args: Sequence[Any], kwargs: dict[str, Any]) -> Held | None:
+    """The first spread argument, if all others lie as it does."""
+    held = [value for value in args if isinstance(value, Held)]
+    if any(isinstance(value, Held | Tensor | list | tuple) for value in kwargs.values()):
+        return None
+    return held[0] if held and all(held[0].matches(other) for other in held) else None
+
+
+def _dims(value: Any) -> int:
+    return value.shape.dim() if isinstance(value, Held) else value.dim() if isinstance(value, Tensor) else 0
+
+
+def _can_be_cut(value: Any, rows: Rows, dims: int, like: Held) -> bool:
+    if not isinstance(value, Tensor):
+        return not isinstance(value, list | tuple)
+    if value.dim() == 0:
+        return value.device in (like.home.device, torch.device("cpu"))
+    axis = value.dim() - dims + rows.dim
+    fits = axis < 0 or value.size(axis) in (1, rows.total)
+    return fits and value.device == like.home.device and value.layout is torch.strided and type(value) is Tensor
+
+
+def _cut(value: Any, rows: Rows, dims: int, index: int, like: Held) -> Any:
+    """What card number `index` gets of an argument."""
+    if isinstance(value, Held):
+        return value.parts[index]
+    if not isinstance(value, Tensor) or (value.dim() == 0 and value.device.type == "cpu"):
+        return value
+    axis = value.dim() - dims + rows.dim
+    own = rows.on(axis).of(value, index) if axis >= 0 and value.dim() and value.size(axis) == rows.total else value
+    return sent(own, like.home.devices[rows.positions[index]])
+
+
+def _indices(rows: Rows) -> range:
+    return range(len(rows.lengths))
+
+
+def _result(like: Held, rows: Rows, parts: Sequence[Tensor]) -> Any:
+    """A new spread tensor, or the whole where it is small."""
+    made = Held.of_parts(like.home, rows, parts)
+    return made if made.bytes >= like.home.least else made.joined(like.home.device)
+
+
+def _converted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    held, device = args[0], kwargs.get("device")
+    if not isinstance(held, Held) or kwargs.get("pin_memory"):
+        return NOT_SPREAD
+    others = {name: value for name, value in kwargs.items() if name not in ("device", "non_blocking", "layout")}
+    if device is None or torch.device(device) == held.home.device:
+        return _by_number(func, (held,), others)
+    # To the host, or to a card of the script's own choice: there at once, without a stop on the way.
+    whole = held.joined(torch.device(device), non_blocking=bool(kwargs.get("non_blocking")))
+    return func(whole, **others)
+
+
+# ---- along other dimensions ----------------------------------------------------------------------------------------
+
+
+def _along(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Softmax and its like: ``(x, dim, ...)``, or ``(gradient, output, dim, ...)``."""
+    tensors = [value for value in args if isinstance(value, Held | Tensor)]
+    rest = args[len(tensors) :]
+    first = _aligned(tensors, kwargs)
+    if first is None or not rest or rest[0] % first.shape.dim() == first.rows.dim:
+        return NOT_SPREAD
+    dims = first.shape.dim()
+    if not all(_dims(value) == dims and _can_be_cut(value, first.rows, dims, first) for value in tensors):
+        return NOT_SPREAD
+    parts = [
+        func(*(_cut(value, first.rows, dims, index, first) for value in tensors), *rest, **kwargs)
+        for index in _indices(first.rows)
+    ]
+    return _result(first, first.rows, parts)
+
+
+def _reduced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Sums, means and extremes over dimensions that don't count samples: ``(x, dims, keepdim, ...)``."""
+    held, rest = args[0], args[1:]
+    if not isinstance(held, Held) or not rest or rest[0] is None:
+        return NOT_SPREAD
+    given = [rest[0]] if isinstance(rest[0], int) else list(rest[0])
+    dims = {dim % held.shape.dim() for dim in given}
+    if not dims or held.rows.dim in dims:
+        return NOT_SPREAD
+    keeps = bool(rest[1]) if len(rest) > 1 else bool(kwargs.get("keepdim", False))
+    axis = held.rows.dim - (0 if keeps else sum(dim < held.rows.dim for dim in dims))
+    return _columns(held, held.rows.on(axis), [func(part, *rest, **kwargs) for part in held.parts])
+
+
+def _topmost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``topk(x, k, dim, ...)`` and ``sort(x, dim, ...)``."""
+    held, rest = args[0], args[1:]
+    dim = (*rest, -1, -1)[1] if func is _aten.topk.default else (*rest, -1)[0]
+    if not isinstance(held, Held) or kwargs or dim % held.shape.dim() == held.rows.dim:
+        return NOT_SPREAD
+    return _columns(held, held.rows, [func(part, *rest) for part in held.parts])
+
+
+def _columns(held: Held, rows: Rows, found: Sequence[Any]) -> Any:
+    if isinstance(found[0], Tensor):
+        return _result(held, rows, found)
+    return tuple(_result(held, rows, column) for column in zip(*found, strict=True))
+
+
+def _put_back(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The gradient of a slice or selection: ``(gradient, size, dim, ...)``."""
+    held, size, dim, *rest = args
+    if not isinstance(held, Held) or kwargs:
+        return NOT_SPREAD
+    dim %= len(size)
+    selects = func is _aten.select_backward.default
+    axis = held.rows.dim + (selects and dim <= held.rows.dim)
+    if dim == axis:
+        whole = not selects and size[dim] == held.rows.total and (*rest, 1, 1, 1)[2] == 1
+        return _view(_aten.alias.default, (held,), {}) if whole else NOT_SPREAD
+    rows = held.rows.on(axis)
+    parts = [
+        func(part, [*size[:axis], length, *size[axis + 1 :]], dim, *rest)
+        for part, length in zip(held.parts, rows.lengths, strict=True)
+    ]
+    return _result(held, rows, parts)
+
+
+# ---- over everything -----------------------------------------------------------------------------------------------
+
+
+def _total(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    held, dtype = args[0], kwargs.get("dtype")
+    if not isinstance(held, Held) or len(args) > 1:
+        return NOT_SPREAD
+    mean = func is _aten.mean.default
+    if mean and not (dtype or held.shape.dtype).is_floating_point:
+        return NOT_SPREAD
+    final = dtype or (held.shape.dtype if held.shape.dtype.is_floating_point or held.shape.is_complex() else None)
+    inner = torch.float32 if final in _HALF else dtype  # a card's sum may be more than a short number can hold
+    sums = [part.sum(dtype=inner).to(held.home.device, non_blocking=True) for part in held.parts]
+    total = sums[0]
+    for other in sums[1:]:
+        total = total + other
+    if mean:
+        total = total / held.shape.numel()
+    return total if final is None else total.to(final)
+
+
+def _like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """New tensors that need nothing but a spread one's shape."""
+    if not isinstance(args[0], Held) or any(isinstance(value, Held) for value in args[1:]):
+        return NOT_SPREAD
+    return func(args[0].shape, *args[1:], **{**kwargs, "device": kwargs.get("device") or args[0].home.device})
+
+
+_NUMBER_BY_NUMBER = (
+    "abs acos add.Tensor add.Scalar bitwise_and.Tensor bitwise_not bitwise_or.Tensor clamp clamp_max clamp_min "
+    "clone div.Tensor div.Scalar eq.Scalar eq.Tensor elu erf exp expm1 floor ge.Scalar ge.Tensor gelu "
+    "gelu_backward gt.Scalar gt.Tensor isfinite isinf isnan le.Scalar le.Tensor leaky_relu leaky_relu_backward "
+    "log log10 log1p log2 logical_and logical_not logical_or lt.Scalar lt.Tensor masked_fill.Scalar maximum "
+    "minimum mul.Tensor mul.Scalar ne.Scalar ne.Tensor neg pow.Tensor_Scalar reciprocal relu round rsqrt "
+    "rsub.Scalar sgn sigmoid sigmoid_backward sign silu silu_backward softplus softplus_backward sqrt sub.Tensor "
+    "sub.Scalar tanh tanh_backward threshold_backward where.self xlogy.Tensor"
+)
+
+
+def _ops(names: str) -> list[Any]:
+    found = []
+    for name in names.split():
+        packet, _, overload = name.partition(".")
+        found.append(getattr(getattr(_aten, packet), overload or "default"))
+    return found
+
+
+_RULES: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys(_VIEWS, _view),
+    **dict.fromkeys(_ops(_NUMBER_BY_NUMBER), _by_number),
+    _aten._to_copy.default: _converted,
+    **dict.fromkeys(_ops("_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data"), _along),
+    **dict.fromkeys(
+        _ops("argmax argmin sum.dim_IntList mean.dim amax amin max.dim min.dim logsumexp any.dim all.dim"), _reduced
+    ),
+    **dict.fromkeys(_ops("topk sort"), _topmost),
+    **dict.fromkeys(_ops("slice_backward select_backward"), _put_back),
+    **dict.fromkeys(_ops("sum mean"), _total),
+    **dict.fromkeys(_ops("zeros_like ones_like empty_like full_like rand_like randn_like"), _like),
+    **dict.fromkeys(_ops("new_zeros new_ones new_empty new_full"), _like),
+}
