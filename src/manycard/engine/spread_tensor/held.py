@@ -148,9 +148,9 @@ class Held:
 
     def read(self) -> Tensor:
         """The whole, to be read only."""
-        if self._source is None or not self.spread:
-            return self.gather()
         with _gathering:
+            if not self.spread:
+                return self.gather()
             if self._copy is None:
                 self._copy = self.joined(self.home.device)
             return self._copy
@@ -160,7 +160,7 @@ class Held:
         with _gathering:
             if self._whole is None:
                 if self._source is None:
-                    self._whole = self.joined(self.home.device)
+                    self._whole = self.joined(self.home.device) if self._copy is None else self._copy
                 else:
                     assert self._view is not None, "a view knows how it is made"
                     self._whole = self._view(self._source.gather())

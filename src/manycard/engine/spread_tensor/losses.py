@@ -140,9 +140,9 @@ class _Loss:
         if target.is_floating_point():
             return torch.full((), target.numel() / target.size(1), dtype=torch.float64, device=target.device)
         counts = target != self.settings["ignore_index"]
+        total: Tensor = counts.sum()
         if weight is None:
-            counted: Tensor = counts.sum()
-        return counted
+            return total
         return weight[torch.where(counts, target, 0).long()].masked_fill(~counts, 0).sum(dtype=torch.float64)
 
     def _joined(self, counts: Sequence[Tensor]) -> Tensor:

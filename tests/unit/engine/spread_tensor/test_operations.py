@@ -116,6 +116,17 @@ def test_a_view_read_alone_leaves_the_rest_spread() -> None:
         y = model(batch(7))
         head(y[:, 0]).square().mean().backward()
         assert model is alone or is_spread(y)
+        assert model is alone or y.held._copy is None, "all of it was gathered"
+    same_state(alone, together)
+
+
+def test_reading_all_of_it_leaves_the_loss_on_the_cards() -> None:
+    alone, together = twins(Words, outputs="spread")
+    for model in (alone, together):
+        y = model(batch(7))
+        y.norm().item()
+        F.mse_loss(y, numbers(7)).backward()
+        assert model is alone or is_spread(y)
     same_state(alone, together)
 
 
@@ -153,8 +164,8 @@ def test_from_one_spread_module_to_the_next(cards: int, samples: int) -> None:
         y.retain_grad()
         z = head(y)
         F.mse_loss(z, numbers(samples)).backward()
-        found.append(plainly(y.grad))
         assert model is alone or cards == 1 or (is_spread(y) and is_spread(y.grad))
+        found.append(plainly(y.grad))
         z = head(model(batch(samples)).flip(0))
         F.mse_loss(z, numbers(samples)).backward()
     close(found[1], found[0])
