@@ -15,12 +15,15 @@ Gathering so much over NVLink (about 400 GB/s) takes some 80 us, about as long a
 """
 
 
-def least_bytes(outputs: str) -> int | None:
+def least_bytes(outputs: str, setting: str = "outputs") -> int | None:
     """The size from which on outputs stay spread; None where none does.
+
+    Args:
+        setting: what the user calls it.
 
     Raises:
         SettingError: there is no such choice.
     """
     if outputs not in OUTPUTS:
-        raise SettingError("outputs", outputs, "there is no such choice", fix='write "auto", "spread" or "gathered"')
+        raise SettingError(setting, outputs, "there is no such choice", fix="write auto, spread or gathered")
     return {"auto": _LARGE, "spread": 0, "gathered": None}[outputs]

@@ -190,7 +190,7 @@ def test_outputs_may_be_gathered_at_once(outputs: str) -> None:
 
 
 def test_a_choice_that_there_is_not() -> None:
-    with pytest.raises(mc.errors.SettingError, match=r'outputs.*here.*Fix: write "auto", "spread" or "gathered"'):
+    with pytest.raises(mc.errors.SettingError, match=r"outputs.*here.*Fix: write auto, spread or gathered"):
         mc.DataParallel(Words(), device_ids="cpu:2", outputs="here")
 
 
