@@ -211,7 +211,7 @@ class Wide(nn.Module):
 
 def _peaks(output_device: Any) -> list[int]:
     """The peak memory of each card in steps after the first, which shows `balanced` how full the cards are."""
-    together = mc.DataParallel(Wide().cuda(), device_ids=[0, 1], output_device=output_device)
+    together = mc.DataParallel(Wide().cuda(), device_ids=[0, 1], output_device=output_device, outputs="gathered")
     peaks = []
     for number in range(4):
         for card in (0, 1):
