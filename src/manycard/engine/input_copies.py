@@ -41,8 +41,11 @@ class InputCopies:
             yield
 
     def ahead(self, tensor: Tensor, device: torch.device) -> Tensor:
-        """`tensor` on `device`, inside `apart`; one on the host stays, to be copied by the card's own thread."""
-        if not tensor.is_cuda or tensor.device == device:
+        """`tensor` on `device`, inside `apart`; what isn't on the primary stays, to be copied when it is used.
+
+        Copied to the primary in here, it would be there for the stream of these copies, and for no other.
+        """
+        if not tensor.is_cuda or tensor.device == device or tensor.device != self._primary:
             return tensor
         self._keep(tensor)
         return tensor.to(device, non_blocking=True)

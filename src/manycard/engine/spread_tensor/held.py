@@ -20,7 +20,10 @@ from torch import Tensor
 from manycard.engine.input_copies import InputCopies
 from manycard.engine.threads import CardThreads
 
-__all__ = ["Held", "Home", "Rows", "sent"]
+__all__ = ["NOT_SPREAD", "Held", "Home", "Rows", "sent"]
+
+NOT_SPREAD = object()
+"""What comes instead of a result where an operation needs the whole."""
 
 _gathering = threading.RLock()
 

@@ -24,8 +24,7 @@ from torch.nn import functional as F
 
 from manycard.engine.local_backward import USED_TWICE, local_gradients
 from manycard.engine.spans import span
-from manycard.engine.spread_tensor.held import Held, Rows
-from manycard.engine.spread_tensor.operations import NOT_SPREAD
+from manycard.engine.spread_tensor.held import NOT_SPREAD, Held, Rows
 from manycard.engine.spread_tensor.tensor import FUNCTIONS, SpreadTensor, plain
 
 __all__: list[str] = []

@@ -14,15 +14,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from manycard.engine.spread_tensor.held import Held, Rows, sent
+from manycard.engine.spread_tensor.held import NOT_SPREAD, Held, Rows, sent
+from manycard.engine.spread_tensor.views import VIEWS, split, view
 
-__all__ = ["NOT_SPREAD", "apply_rule"]
+__all__ = ["apply_rule"]
 
 _aten = torch.ops.aten
-NOT_SPREAD = object()
-"""What comes instead of a result where an operation needs the whole."""
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -34,126 +33,6 @@ def apply_rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """
     rule = _RULES.get(func)
     return NOT_SPREAD if rule is None else rule(func, args, kwargs)
-
-
-# ---- views ---------------------------------------------------------------------------------------------------------
-
-_Plan = tuple[Rows, Callable[[int], tuple[Any, ...]]]
-"""Where the parts of a view lie, and the arguments for part number `index`."""
-
-
-def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    held, rest = args[0], args[1:]
-    if not isinstance(held, Held) or kwargs:
-        return NOT_SPREAD
-    shape = func(held.shape, *rest)
-    plan: _Plan | None = _VIEWS[func](held, shape, *rest)
-    if plan is None:
-        return NOT_SPREAD
-    rows, of_part = plan
-    parts = [_viewed(func, part, of_part(index)) for index, part in enumerate(held.parts)]
-    return Held(held.home, rows, parts, shape, held, lambda whole: func(whole, *rest))
-
-
-def _viewed(func: Any, part: Tensor, rest: tuple[Any, ...]) -> Tensor:
-    if func in (_aten.view.default, _aten._unsafe_view.default):
-        return part.reshape(*rest)  # parts are never written, so that a copy serves where a view can't be
-    return func(part, *rest)  # type: ignore[no-any-return]
-
-
-def _same(held: Held, shape: Tensor, *rest: Any) -> _Plan | None:
-    return held.rows, lambda index: rest
-
-
-def _regrouped(held: Held, shape: Tensor, size: Sequence[int]) -> _Plan | None:
-    """A view in which the dimension of the samples is kept, merged with what follows, or divided by that again."""
-    before, after, dim = held.shape.shape, shape.shape, held.rows.dim
-    outer, axis, passed = _product(before[:dim]), 0, 1
-    while axis < len(after) and passed < outer:
-        passed *= after[axis]
-        axis += 1
-    while axis + 1 < len(after) and after[axis] == 1 and before[dim] > 1:
-        axis += 1
-    if passed != outer or axis >= len(after):
-        return None
-    lengths = []
-    for length in held.rows.lengths:
-        if length * after[axis] % before[dim]:
-            return None
-        lengths.append(length * after[axis] // before[dim])
-    if min(lengths) < 1:
-        return None
-    rows = Rows(axis, tuple(lengths), held.rows.positions)
-    return rows, lambda index: ([*after[:axis], lengths[index], *after[axis + 1 :]],)
-
-
-def _transposed(held: Held, shape: Tensor, first: int, second: int) -> _Plan | None:
-    dims = held.shape.dim()
-    swap = {first % dims: second % dims, second % dims: first % dims}
-    return held.rows.on(swap.get(held.rows.dim, held.rows.dim)), lambda index: (first, second)
-
-
-def _turned(held: Held, shape: Tensor) -> _Plan | None:
-    return held.rows.on(shape.dim() - 1 - held.rows.dim), lambda index: ()
-
-
-def _permuted(held: Held, shape: Tensor, dims: Sequence[int]) -> _Plan | None:
-    return held.rows.on([dim % shape.dim() for dim in dims].index(held.rows.dim)), lambda index: (dims,)
-
-
-def _unsqueezed(held: Held, shape: Tensor, dim: int) -> _Plan | None:
-    return held.rows.on(held.rows.dim + (dim % shape.dim() <= held.rows.dim)), lambda index: (dim,)
-
-
-def _squeezed(held: Held, shape: Tensor, dim: int) -> _Plan | None:
-    dim %= held.shape.dim()
-    if dim == held.rows.dim:
-        return None
-    gone = shape.dim() < held.shape.dim() and dim < held.rows.dim
-    return held.rows.on(held.rows.dim - gone), lambda index: (dim,)
-
-
-def _sliced(held: Held, shape: Tensor, dim: int = 0, *limits: Any) -> _Plan | None:
-    if dim % shape.dim() != held.rows.dim:
-        return held.rows, lambda index: (dim, *limits)
-    whole = shape.size(dim) == held.rows.total and (*limits, 1, 1, 1)[2] == 1
-    return (held.rows, lambda index: (dim,)) if whole else None
-
-
-def _selected(held: Held, shape: Tensor, dim: int, number: int) -> _Plan | None:
-    dim %= held.shape.dim()
-    if dim == held.rows.dim:
-        return None
-    return held.rows.on(held.rows.dim - (dim < held.rows.dim)), lambda index: (dim, number)
-
-
-def _expanded(held: Held, shape: Tensor, size: Sequence[int]) -> _Plan | None:
-    dim = held.rows.dim + shape.dim() - held.shape.dim()
-    rows = held.rows.on(dim)
-    return rows, lambda index: ([*shape.shape[:dim], rows.lengths[index], *shape.shape[dim + 1 :]],)
-
-
-def _product(sizes: Sequence[int]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
-
-
-_VIEWS: dict[Any, Callable[..., _Plan | None]] = {
-    _aten.alias.default: _same,
-    _aten.detach.default: _same,
-    _aten.view.default: _regrouped,
-    _aten._unsafe_view.default: _regrouped,
-    _aten.transpose.int: _transposed,
-    _aten.t.default: _turned,
-    _aten.permute.default: _permuted,
-    _aten.unsqueeze.default: _unsqueezed,
-    _aten.squeeze.dim: _squeezed,
-    _aten.slice.Tensor: _sliced,
-    _aten.select.int: _selected,
-    _aten.expand.default: _expanded,
-}
 
 
 # ---- number by number ----------------------------------------------------------------------------------------------
@@ -191,7 +70,12 @@ def _can_be_cut(value: Any, rows: Rows, dims: int, like: Held) -> bool:
         return value.device in (like.home.device, torch.device("cpu"))
     axis = value.dim() - dims + rows.dim
     fits = axis < 0 or value.size(axis) in (1, rows.total)
-    return fits and value.device == like.home.device and value.layout is torch.strided and type(value) is Tensor
+    return (
+        fits
+        and value.device == like.home.device
+        and value.layout is torch.strided
+        and type(value) in (Tensor, nn.Parameter)
+    )
 
 
 def _cut(value: Any, rows: Rows, dims: int, index: int, like: Held) -> Any:
@@ -254,11 +138,30 @@ def _reduced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NOT_SPREAD
     given = [rest[0]] if isinstance(rest[0], int) else list(rest[0])
     dims = {dim % held.shape.dim() for dim in given}
+    if func is _aten.sum.dim_IntList and held.rows.dim in dims:
+        return _summed_over_samples(held, rest, kwargs)
     if not dims or held.rows.dim in dims:
         return NOT_SPREAD
     keeps = bool(rest[1]) if len(rest) > 1 else bool(kwargs.get("keepdim", False))
     axis = held.rows.dim - (0 if keeps else sum(dim < held.rows.dim for dim in dims))
     return _columns(held, held.rows.on(axis), [func(part, *rest, **kwargs) for part in held.parts])
+
+
+def _summed_over_samples(held: Held, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A sum over the samples too, such as the gradient of what was added to each."""
+    if not held.shape.dtype.is_floating_point or kwargs.get("dtype") is not None:
+        return NOT_SPREAD
+    inner = torch.float32 if held.shape.dtype in _HALF else held.shape.dtype
+    sums = [_aten.sum.dim_IntList(part, *rest, **{**kwargs, "dtype": inner}) for part in held.parts]
+    return _added(held, sums).to(held.shape.dtype)
+
+
+def _added(held: Held, sums: Sequence[Tensor]) -> Tensor:
+    """The cards' sums, added up where the whole would be."""
+    total = sums[0].to(held.home.device, non_blocking=True)
+    for other in sums[1:]:
+        total = total + other.to(held.home.device, non_blocking=True)
+    return total
 
 
 def _topmost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -276,6 +179,21 @@ def _columns(held: Held, rows: Rows, found: Sequence[Any]) -> Any:
     return tuple(_result(held, rows, column) for column in zip(*found, strict=True))
 
 
+def _concatenated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Tensors laid end to end on another dimension; all of them are cut alike."""
+    tensors, dim = args[0], args[1] if len(args) > 1 else 0
+    first = _aligned(tensors, kwargs)
+    if first is None or kwargs or dim % first.shape.dim() == first.rows.dim:
+        return NOT_SPREAD
+    rows, dims = first.rows, first.shape.dim()
+    for tensor in tensors:
+        whole = isinstance(tensor, Held) or tensor.dim() != dims or tensor.size(rows.dim) == rows.total
+        if _dims(tensor) != dims or not whole or not _can_be_cut(tensor, rows, dims, first):
+            return NOT_SPREAD
+    parts = [func([_cut(tensor, rows, dims, index, first) for tensor in tensors], dim) for index in _indices(rows)]
+    return _result(first, rows, parts)
+
+
 def _put_back(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The gradient of a slice or selection: ``(gradient, size, dim, ...)``."""
     held, size, dim, *rest = args
@@ -286,7 +204,7 @@ def _put_back(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     axis = held.rows.dim + (selects and dim <= held.rows.dim)
     if dim == axis:
         whole = not selects and size[dim] == held.rows.total and (*rest, 1, 1, 1)[2] == 1
-        return _view(_aten.alias.default, (held,), {}) if whole else NOT_SPREAD
+        return view(_aten.alias.default, (held,), {}) if whole else NOT_SPREAD
     rows = held.rows.on(axis)
     parts = [
         func(part, [*size[:axis], length, *size[axis + 1 :]], dim, *rest)
@@ -307,10 +225,7 @@ def _total(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NOT_SPREAD
     final = dtype or (held.shape.dtype if held.shape.dtype.is_floating_point or held.shape.is_complex() else None)
     inner = torch.float32 if final in _HALF else dtype  # a card's sum may be more than a short number can hold
-    sums = [part.sum(dtype=inner).to(held.home.device, non_blocking=True) for part in held.parts]
-    total = sums[0]
-    for other in sums[1:]:
-        total = total + other
+    total = _added(held, [part.sum(dtype=inner) for part in held.parts])
     if mean:
         total = total / held.shape.numel()
     return total if final is None else total.to(final)
@@ -343,7 +258,7 @@ def _ops(names: str) -> list[Any]:
 
 
 _RULES: dict[Any, Callable[..., Any]] = {
-    **dict.fromkeys(_VIEWS, _view),
+    **dict.fromkeys(VIEWS, view),
     **dict.fromkeys(_ops(_NUMBER_BY_NUMBER), _by_number),
     _aten._to_copy.default: _converted,
     **dict.fromkeys(_ops("_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data"), _along),
@@ -351,6 +266,8 @@ _RULES: dict[Any, Callable[..., Any]] = {
         _ops("argmax argmin sum.dim_IntList mean.dim amax amin max.dim min.dim logsumexp any.dim all.dim"), _reduced
     ),
     **dict.fromkeys(_ops("topk sort"), _topmost),
+    **dict.fromkeys(_ops("split.Tensor split_with_sizes"), split),
+    _aten.cat.default: _concatenated,
     **dict.fromkeys(_ops("slice_backward select_backward"), _put_back),
     **dict.fromkeys(_ops("sum mean"), _total),
     **dict.fromkeys(_ops("zeros_like ones_like empty_like full_like rand_like randn_like"), _like),

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from manycard.engine.spread_tensor.held import Held
-from manycard.engine.spread_tensor.operations import NOT_SPREAD, apply_rule
+from manycard.engine.spread_tensor.held import NOT_SPREAD, Held
+from manycard.engine.spread_tensor.operations import apply_rule
 from manycard.engine.threads import current_place
 from manycard.errors import BatchError
 
@@ -153,7 +153,13 @@ def plain(value: Any) -> Any:
 
 
 def _data(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return args[0].held.gather().detach() if isinstance(args[0], SpreadTensor) else NOT_SPREAD
+    """``tensor.data``: the same numbers, apart from the graph and from its count of writes."""
+    if not isinstance(args[0], SpreadTensor):
+        return NOT_SPREAD
+    held = args[0].held
+    if not held.spread:
+        return held.gather().data
+    return SpreadTensor(apply_rule(torch.ops.aten.detach.default, (held,), {}))
 
 
 def _set_data(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -57,6 +57,10 @@ STAYS: dict[str, Any] = {
     "sum of two": lambda y: y.sum((1, 2)),
     "sum of everything": lambda y: y.sum() * 0.1,
     "mean of everything": lambda y: y.square().mean(),
+    "sum over samples": lambda y: y.sum(0) * y.sum((0, 2), keepdim=True),
+    "chunks": lambda y: torch.cat([part.exp() for part in y.chunk(2, dim=1)], dim=1) * y.split([2, 3], -1)[0].sum(),
+    "joined along another dimension": lambda y: torch.cat([y, numbers(len(y)), y * 2], dim=-1),
+    "data": lambda y: (y.data.max(-1)[1] == 2).sum() + 0.5 * y.mean(),
     "comparisons": lambda y: ((y > 0) & (y < 0.5)).sum(),
     "zeros like it": lambda y: torch.zeros_like(y) + torch.full_like(y, 2),
 }
@@ -127,6 +131,20 @@ def test_reading_all_of_it_leaves_the_loss_on_the_cards() -> None:
         y.norm().item()
         F.mse_loss(y, numbers(7)).backward()
         assert model is alone or is_spread(y)
+    same_state(alone, together)
+
+
+def test_a_scale_and_a_bias_of_the_scripts_own() -> None:
+    alone, together = twins(Words, outputs="spread")
+    found = []
+    for model in (alone, together):
+        scale = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+        bias = nn.Parameter(torch.linspace(0, 1, WORDS, dtype=torch.float64))
+        y = model(batch(7))
+        F.mse_loss(y * scale.exp() + bias, numbers(7)).backward()
+        found.append([scale.grad, bias.grad])
+        assert model is alone or is_spread(y)
+    close(found[1], found[0])
     same_state(alone, together)
 
 
