@@ -160,6 +160,25 @@ def test_backward_passes_do_not_wait_for_one_another() -> None:
 
 
 @needs_two
+def test_from_one_card_to_a_module_whose_primary_is_another() -> None:
+    """Wholes on card 1, after much work queued there, go to card 0 as inputs that need gradients."""
+    torch.manual_seed(0)
+    body, head = nn.Linear(64, 4096).cuda(), nn.Linear(4096, 8).cuda()
+    first = mc.DataParallel(copy.deepcopy(body), device_ids=[0, 1], output_device=1)
+    second = mc.DataParallel(copy.deepcopy(head), device_ids=[0, 1])
+    x = torch.randn(64, 64, device="cuda:0")
+    late = torch.randn(4096, 4096, device="cuda:1")
+    for _ in range(20):
+        late = late @ late / 4096
+    second(first(x) + late[0] * 0).square().mean().backward()
+    head(body(x)).square().mean().backward()
+    for mine, theirs in zip(
+        [*body.parameters(), *head.parameters()], [*first.parameters(), *second.parameters()], strict=True
+    ):
+        torch.testing.assert_close(theirs.grad, mine.grad, rtol=1e-3, atol=1e-5)
+
+
+@needs_two
 def test_a_gradient_penalty_through_a_spread_output() -> None:
     alone, together = twins(2, outputs="spread")
     tokens, labels = batch(4)

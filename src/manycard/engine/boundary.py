@@ -144,7 +144,7 @@ class SpreadCall:
         def take(tensor: Tensor, piece: Piece | None) -> Tensor:
             part = copies.ahead(piece_of(tensor, piece, detach=leaves), device)
             if leaves and tensor.requires_grad:
-                part = part.to(device, non_blocking=True).requires_grad_()
+                part = copies.at_once(part, device).requires_grad_()
                 shard.inputs.append((self._index[id(tensor)], piece, part))
             return part
 
