@@ -212,7 +212,7 @@ class Wide(nn.Module):
 def _peaks(output_device: Any) -> list[int]:
     """The peak memory that each card's steps add, after the first, which shows `balanced` how full the cards are."""
     before = [torch.cuda.memory_allocated(card) for card in (0, 1)]
-    together = mc.DataParallel(Wide().cuda(), device_ids=[0, 1], output_device=output_device)
+    together = mc.DataParallel(Wide().cuda(), device_ids=[0, 1], output_device=output_device, outputs="gathered")
     peaks = []
     for number in range(4):
         for card in (0, 1):

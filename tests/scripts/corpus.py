@@ -53,6 +53,7 @@ CORPUS: tuple[Entry, ...] = (
     Entry("bigram_counts", "same", "mean over tokens, logits zero"),
     Entry("calls_forward", "same", "layers alone are called"),
     Entry("char_rnn", "same", "time first"),
+    Entry("causal_lm_padded", "same", "loss outside"),
     Entry("checkpointed_blocks", "same", "checkpointed"),
     Entry("clip_features", "same", "0-dim parameter out"),
     Entry("clip_logits_inside", "same", "one side whole"),

@@ -35,12 +35,15 @@ class Job:
     sync_batchnorm: bool = False
     on_gpus: bool = False
     """Whether cards are GPUs, and plain python sees the first of them; else they are simulated."""
+    outputs: str = "auto"
+    """Which outputs stay on the cards that made them."""
 
     def words(self) -> dict[str, Any]:
         """What a worker reads."""
         spec = f"{'' if self.on_gpus else 'cpu:'}{self.cards}" if self.cards else ""
         alone = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] if self.on_gpus and not self.cards else None
-        return {"path": str(self.path), "cards": spec, "visible": alone, "sync_batchnorm": self.sync_batchnorm}
+        words = {"path": str(self.path), "cards": spec, "visible": alone, "sync_batchnorm": self.sync_batchnorm}
+        return {**words, "outputs": self.outputs}
 
 
 class Runs:

@@ -9,6 +9,11 @@ from .logs import same_log
 from .runs import Job, Runs
 
 COUNTS = (1, 2, 3, 4)
+LEFT_SPREAD = (
+    *("causal_lm_padded", "digits_mlp", "gan_two_optimizers", "gpt_tied_weights", "grad_scaler_on", "hf_model_output"),
+    *("knowledge_distillation", "lbfgs_closure", "maml_sinusoid", "segmentation_unet", "vae", "weighted_ignore_loss"),
+)
+"""Scripts that are run with all outputs left spread: losses outside, several modules, second derivatives."""
 every_script = pytest.mark.parametrize("entry", CORPUS, ids=lambda entry: entry.name)
 
 
@@ -48,6 +53,15 @@ def test_a_script_trains_as_on_one_card_or_says_why_not(runs: Runs, entry: Entry
     assert calls > 0, spread["stderr"]
     said = [why for report in reports for why in report["differs"]]
     assert bool(said) == (entry.expect == "differs")
+
+
+@pytest.mark.parametrize("entry", [e for e in CORPUS if e.name in LEFT_SPREAD], ids=lambda e: e.name)
+def test_outputs_left_on_their_cards_give_the_same_log(runs: Runs, entry: Entry) -> None:
+    job = Job(entry.path, 3, entry.expect == "same_with_sync_batchnorm", outputs="spread")
+    plain, spread = runs.result(Job(entry.path)), runs.result(job)
+    assert spread["status"] == 0, spread["stderr"]
+    assert same_log(plain["stdout"], spread["stdout"]) is None, spread["stderr"]
+    assert sum(report["spread"] for report in spread["reports"]) > 0
 
 
 @pytest.mark.parametrize("entry", [e for e in CORPUS if e.expect == "same_with_sync_batchnorm"], ids=lambda e: e.name)

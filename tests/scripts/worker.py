@@ -4,9 +4,9 @@ Importing PyTorch is paid once.
 
 Behaviour:
     * Standard input carries one JSON line a script: its ``path``, ``cards`` as ``--cards`` writes them (empty for plain
-      python), ``visible`` (CUDA_VISIBLE_DEVICES; null to leave it) and ``sync_batchnorm``. For each, one JSON line goes
-      to standard output: ``status`` (what ``python`` would exit with), ``stdout`` and ``stderr`` of the script,
-      ``seconds``, and ``reports`` (what was spread).
+      python), ``visible`` (CUDA_VISIBLE_DEVICES; null to leave it), ``sync_batchnorm`` and ``outputs`` (as
+      ``--outputs`` takes it). For each, one JSON line goes to standard output: ``status`` (what ``python`` would exit
+      with), ``stdout`` and ``stderr`` of the script, ``seconds``, and ``reports`` (what was spread).
     * A fork starts from a process that has imported and computed nothing else, so no state reaches the next script.
       This process never looks at a GPU: a fork of one that did could use none.
     * A script that hangs ends with its traceback.
@@ -46,12 +46,13 @@ def _import_what_scripts_do() -> None:
     assert not torch.cuda.is_initialized(), "an import has started CUDA, which no fork can use then"
 
 
-def _run_spread(path: str, cards: str, sync_batchnorm: bool, reports: int) -> None:
+def _run_spread(path: str, cards: str, sync_batchnorm: bool, outputs: str, reports: int) -> None:
     from manycard.cards import choose_cards
     from manycard.script import Interception, ScriptSpreading, SpreadSettings
 
     chosen = choose_cards(cards).cards
-    spreading = ScriptSpreading(SpreadSettings(choose=lambda: chosen, sync_batchnorm=sync_batchnorm))
+    settings = SpreadSettings(choose=lambda: chosen, sync_batchnorm=sync_batchnorm, outputs=outputs)
+    spreading = ScriptSpreading(settings)
     try:
         with Interception(spreading):
             runpy.run_path(path, run_name="__main__")
@@ -74,7 +75,7 @@ def _in_fork(job: dict[str, Any], out: int, err: int, reports: int) -> int:
     status: Any = 0
     try:
         if job["cards"]:
-            _run_spread(path, job["cards"], job["sync_batchnorm"], reports)
+            _run_spread(path, job["cards"], job["sync_batchnorm"], job["outputs"], reports)
         else:
             runpy.run_path(path, run_name="__main__")
     except SystemExit as end:

@@ -106,6 +106,16 @@ _GraphsOption = Annotated[
     bool, typer.Option("--graphs", help="Replay training calls as CUDA graphs where they can be recorded.")
 ]
 
+_OutputsOption = Annotated[
+    str,
+    typer.Option(
+        "--outputs",
+        metavar="auto|spread|gathered",
+        help="Which outputs stay on the cards that made them until something needs them whole: auto large ones (from "
+        "32 MiB), spread all, gathered none.",
+    ),
+]
+
 
 def run(
     script: ScriptArgument,
@@ -120,6 +130,7 @@ def run(
     channels_last: _ChannelsLastOption = False,
     loader: _LoaderOption = None,
     graphs: _GraphsOption = False,
+    outputs: _OutputsOption = "auto",
     nccl: NcclOption = None,
     hang_timeout: HangTimeoutOption = None,
     as_json: JsonOption = False,
@@ -131,13 +142,14 @@ def run(
 
     A script that doesn't use manycard runs once, and each call of a module that it trains is spread over the cards.
     The first calls are compared with one card; what can't be spread stays on one, and is said. --sync-batchnorm,
-    --compile, --channels-last, --loader and --graphs are for such scripts.
+    --compile, --channels-last, --loader, --graphs and --outputs are for such scripts.
 
     \b
     Examples:
       manycard run train.py --epochs 3
       manycard run --cards cpu:2 plain_single_card_script.py
       manycard run --precision bf16 --channels-last train_resnet.py
+      manycard run --outputs gathered train_with_a_loss_in_cpp.py
       manycard run --strategy ddp --cards 0,2 train.py
       manycard run --cards cpu:2 --precision fp32 -m project.train --lr 0.1
     """
@@ -154,6 +166,7 @@ def run(
         graphs,
         nccl,
         hang_timeout,
+        outputs,
     )
     return _carry_out(request)
 
@@ -309,6 +322,7 @@ def _spread_settings(request: RunRequest, cards: Sequence[Card]) -> SpreadSettin
         compile=request.compile,
         channels_last=request.channels_last,
         graphs="auto" if request.graphs else "off",
+        outputs=request.outputs,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from manycard.cards.nccl_settings import check_nccl
 from manycard.cli.options import check_hang_timeout
+from manycard.engine.spread_tensor import least_bytes
 from manycard.errors import SettingError, StrategyError
 from manycard.launch import Script
 from manycard.precision import make_precision
@@ -30,6 +31,7 @@ class RunRequest:
     graphs: bool = False
     nccl: str | None = None
     hang_timeout: str | None = None
+    outputs: str = "auto"
 
     def __post_init__(self) -> None:
         self.script.check()
@@ -50,6 +52,12 @@ class RunRequest:
         if self.graphs and self.has_ranks:
             raise SettingError(
                 "--graphs", "on", "ranks run without CUDA graphs", fix="take --strategy dp, or leave it out"
+            )
+
+        least_bytes(self.outputs, "--outputs")
+        if self.outputs == "spread" and self.has_ranks:
+            raise SettingError(
+                "--outputs", "spread", "every rank sees whole outputs", fix="take --strategy dp, or leave it out"
             )
 
     @property

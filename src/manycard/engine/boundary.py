@@ -35,32 +35,16 @@ from manycard.engine.gradient_sum import GradientSum
 from manycard.engine.graph_check import GraphCheck
 from manycard.engine.graph_comparing import Moment
 from manycard.engine.input_copies import InputCopies
-from manycard.engine.joining import Join, join_values
+from manycard.engine.joining import join_values
 from manycard.engine.layout import Layout, Piece
 from manycard.engine.local_backward import USED_TWICE, local_gradients
+from manycard.engine.output_leaf import OutputLeaf
 from manycard.engine.spans import span
+from manycard.engine.spread_inputs import piece_of, spread_gradient
+from manycard.engine.spread_tensor import Home, plain, sent
 from manycard.engine.ways import Way
 
 __all__ = ["SpreadCall"]
-
-
-@dataclass(frozen=True)
-class _Leaf:
-    """One tensor of the joined output: the cards' tensors it is made of, and how."""
-
-    positions: tuple[int, ...]
-    parts: tuple[Tensor, ...]
-    join: Join | None
-    """None for a tensor that one card alone has."""
-
-    def joined(self, device: torch.device) -> Tensor:
-        """The whole on `device`, in memory of its own."""
-        if self.join is None:
-            return self.parts[0].detach().to(device, copy=True, non_blocking=True)
-        return self.join.join([part.detach().to(device, non_blocking=True) for part in self.parts])
-
-    def gradient(self, whole: Tensor, index: int) -> Tensor:
-        return self.join.gradient(whole, index) if self.join is not None else whole
 
 
 @dataclass
@@ -83,6 +67,7 @@ class SpreadCall:
         output: position of the card on which outputs are joined.
         check: remembers which graphs have been looked at.
         graphs: what runs it as CUDA graphs where it can.
+        least: bytes from which on an output stays spread; None where all are joined at once.
     """
 
     def __init__(
@@ -95,16 +80,18 @@ class SpreadCall:
         output: int,
         check: GraphCheck,
         graphs: CallGraphs | None = None,
+        least: int | None = None,
     ) -> None:
         self.engine = engine
         self.batch: tuple[tuple[Any, ...], dict[str, Any]] = (args, kwargs)
         self.sizes = list(sizes)
-        self.leaves: list[_Leaf] = []
+        self.leaves: list[OutputLeaf] = []
         self.way = Way()
         """How it runs on the cards."""
         self._graphs = graphs
         self.layout = layout
         self._output = output
+        self._home = None if least is None else Home(engine.threads, engine.input_copies, output, least)
         self._check = check
         self.active = [position for position, size in enumerate(sizes) if size]
         self._shards = {position: _Shard() for position in self.active}
@@ -155,10 +142,9 @@ class SpreadCall:
         device, shard = self.engine.cards[position].device, self._shards[position]
 
         def take(tensor: Tensor, piece: Piece | None) -> Tensor:
-            own = tensor.detach() if leaves else tensor
-            part = copies.ahead(own if piece is None else piece.of(own), device)
+            part = copies.ahead(piece_of(tensor, piece, detach=leaves), device)
             if leaves and tensor.requires_grad:
-                part = part.to(device, non_blocking=True).requires_grad_()
+                part = copies.at_once(part, device).requires_grad_()
                 shard.inputs.append((self._index[id(tensor)], piece, part))
             return part
 
@@ -168,7 +154,7 @@ class SpreadCall:
         """Each card's part of the batch where the batch is, in views."""
 
         def take(tensor: Tensor, piece: Piece | None) -> Tensor:
-            return tensor.detach() if piece is None else piece.of(tensor.detach())
+            return piece_of(tensor, piece, detach=True)
 
         return [self.layout.take_shard(self.batch, self.sizes, position, take) for position in self.active]
 
@@ -248,8 +234,9 @@ class SpreadCall:
             parts = tuple(tensor for _, tensor in pairs)
             leaf = len(self.leaves)
             join = self.layout.plan_join(leaf, parts, sizes, name) if len(pairs) == len(sizes) else None
-            self.leaves.append(_Leaf(tuple(self.active[index] for index, _ in pairs), parts, join))
-            return self.leaves[-1].joined(device)
+            self.leaves.append(OutputLeaf(tuple(self.active[index] for index, _ in pairs), parts, join))
+            spread = None if self._home is None else self.leaves[-1].left_spread(self._home, self.way.lends)
+            return self.leaves[-1].joined(device) if spread is None else spread
 
         chosen = [self.layout.to_join(values[position]) for position in self.active]
         listed = self.layout.lists_samples(self.batch, sum(self.sizes))
@@ -262,6 +249,7 @@ class SpreadCall:
         if self.spent:
             raise RuntimeError(USED_TWICE)
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        gradients = [leaf.accept(gradient) for leaf, gradient in zip(self.leaves, gradients, strict=True)]
         found = self.way.backward(self, gradients, keep=keep)
         if not keep:
             self._release()
@@ -270,7 +258,7 @@ class SpreadCall:
     def backward_with_graph(self, saved: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """As `backward`, so that the result can be differentiated again."""
         self.way.differentiated()
-        return backward_with_graph(self, saved, gradients)
+        return backward_with_graph(self, list(map(plain, saved)), list(map(plain, gradients)))
 
     @property
     def _here(self) -> int | None:
@@ -294,7 +282,7 @@ class SpreadCall:
         roots, of_roots = [], []
         for part, whole, leaf, index in self.parts_of(position, gradients):
             roots.append(part)
-            of_roots.append(leaf.gradient(whole, index).to(device, non_blocking=True))
+            of_roots.append(sent(leaf.gradient(whole, index), device))
         inputs = self._shards[position].inputs
         leaves = [*self.parameters[position], *(leaf for _, _, leaf in inputs)]
         hooked = self.parameters[position] if position == 0 else []
@@ -310,7 +298,7 @@ class SpreadCall:
 
     def parts_of(
         self, position: int, gradients: Sequence[Tensor | None], own: Sequence[Tensor] | None = None
-    ) -> Iterator[tuple[Tensor, Tensor, _Leaf, int]]:
+    ) -> Iterator[tuple[Tensor, Tensor, OutputLeaf, int]]:
         """A card's output tensors that take part in backward, with the whole's gradient and how to cut it.
 
         Args:
@@ -329,6 +317,9 @@ class SpreadCall:
     def _input_gradient(self, index: int, pieces: Sequence[Any]) -> Tensor | None:
         """Join the cards' parts of one whole input's gradient."""
         whole = self.whole[index]
+        spread = spread_gradient(whole, [part[1:] for of in pieces for part in of or () if part[0] == index])
+        if spread is not None:
+            return spread
         total: Tensor | None = None
         for of_card in pieces:
             for of, piece, gradient in of_card or ():

@@ -234,6 +234,8 @@ class _Watched(_Learning):
 class _Replayed(_Learning):
     """Both passes are replays."""
 
+    lends = True
+
     def __init__(self, graphs: CallGraphs, kind: _Kind, recorded: RecordedCall, shards: Sequence[Any]) -> None:
         super().__init__(graphs, kind)
         self._recorded = recorded
@@ -268,6 +270,8 @@ class _Replayed(_Learning):
 
 class _Compared(_Replayed):
     """Eager, and compared with replays of both passes."""
+
+    lends = False
 
     def forward(self, call: SpreadCall) -> list[Any]:
         self._alike = False

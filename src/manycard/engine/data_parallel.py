@@ -7,6 +7,8 @@ which asks for that type to find ``.module`` goes on working. What differs:
     * 0-dim outputs come back as their mean weighted by samples (integers as the sum), not as a vector.
     * Reading, calling and setting attributes of the module works through the wrapper.
     * ``state_dict`` loads with and without the ``module.`` prefix.
+    * Large outputs stay on the cards that made them, behind one tensor, until something needs them whole
+      (`manycard.engine.spread_tensor`).
     * ``output_device`` may be ``"balanced"`` (the card with the most free memory after the first call) or
       ``"rotate"`` (another card each call).
 """
@@ -45,10 +47,13 @@ class DataParallel(nn.DataParallel[nn.Module]):
         output_device: where outputs are joined: a GPU of `device_ids`, ``"balanced"`` or ``"rotate"``.
         dim: the dimension of inputs and outputs that counts samples.
         graphs: ``"auto"`` replays training calls as CUDA graphs where it can, ``"on"`` raises where it can't.
+        outputs: which outputs stay on the cards that made them until something needs them whole: ``"auto"`` large ones
+            (from 32 MiB), ``"spread"`` all, ``"gathered"`` none. A loss of a spread output is computed where that is.
 
     Raises:
         CardsError: a card isn't there.
-        SettingError: `output_device` is none of the cards; `graphs` is ``"on"`` and there can be none.
+        SettingError: `output_device` is none of the cards; `graphs` is ``"on"`` and there can be none; there is no
+            such choice of `outputs`.
         GraphError: `graphs` is ``"on"``, and a call can't be graphed.
         ModelError: the module can't be copied to other cards (at the first call).
 
@@ -66,6 +71,7 @@ class DataParallel(nn.DataParallel[nn.Module]):
         dim: int = 0,
         *,
         graphs: str = "off",
+        outputs: str = "auto",
     ) -> None:
         nn.Module.__init__(self)
         for name in ("scatter", "replicate", "parallel_apply", "gather"):
@@ -77,13 +83,14 @@ class DataParallel(nn.DataParallel[nn.Module]):
         self.cards = _cards(device_ids)
         self.dim = dim
         self._graphs = graphs
+        self._outputs = outputs
         self.module = module.to(self.cards[0].device)
         self.device_ids = [card.device.index if card.device.type == "cuda" else card.position for card in self.cards]
         self.output_device = output_device  # type: ignore[assignment]
         self._output = _output_position(output_device, self.cards)
         self._output_rule = output_device if isinstance(output_device, str) else None
         self._calls = 0
-        self._spreader: Spreader | None = Spreader(self.module, self.cards, graphs)
+        self._spreader: Spreader | None = Spreader(self.module, self.cards, graphs, outputs)
 
     @property
     def engine(self) -> Engine:
@@ -99,7 +106,7 @@ class DataParallel(nn.DataParallel[nn.Module]):
         self.cards = tuple(cards)
         self.device_ids = [card.device.index if card.device.type == "cuda" else card.position for card in cards]
         self._output = min(self._output, len(cards) - 1)
-        self._spreader = Spreader(self.module, self.cards, self._graphs)
+        self._spreader = Spreader(self.module, self.cards, self._graphs, self._outputs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module on all cards with the batch cut between them; gives the joined output."""
@@ -164,7 +171,9 @@ class DataParallel(nn.DataParallel[nn.Module]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._spreader = Spreader(self.module, self.cards, self.__dict__.get("_graphs", "off"))
+        self._spreader = Spreader(
+            self.module, self.cards, self.__dict__.get("_graphs", "off"), self.__dict__.get("_outputs", "auto")
+        )
 
 
 # A compiled script must not look into a call that spans threads. This is the mark that torch.compiler.disable leaves;

@@ -29,6 +29,8 @@ class InputCopies:
         self._primary = cards[0].device
         several = len(cards) > 1 and self._primary.type == "cuda"
         self._stream = torch.cuda.Stream(self._primary) if several else None  # type: ignore[no-untyped-call]
+        self._compute: torch.cuda.Stream | None = None
+        """The primary's stream outside `apart`."""
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -36,26 +38,38 @@ class InputCopies:
         if self._stream is None:
             yield
             return
-        self._stream.wait_stream(torch.cuda.current_stream(self._primary))
+        self._compute = torch.cuda.current_stream(self._primary)
+        self._stream.wait_stream(self._compute)
         with torch.cuda.stream(self._stream):
             yield
 
     def ahead(self, tensor: Tensor, device: torch.device) -> Tensor:
-        """`tensor` on `device`, inside `apart`; one on the host stays, to be copied by the card's own thread."""
-        if not tensor.is_cuda or tensor.device == device:
+        """`tensor` on `device`, inside `apart`; what isn't on the primary stays, to be copied when it is used.
+
+        Copied to the primary in here, it would be there for the stream of these copies, and for no other.
+        """
+        if not tensor.is_cuda or tensor.device == device or tensor.device != self._primary:
             return tensor
         self._keep(tensor)
         return tensor.to(device, non_blocking=True)
 
+    def at_once(self, tensor: Tensor, device: torch.device) -> Tensor:
+        """`tensor` on `device` for what the card computes next, inside `apart`."""
+        if tensor.device == device:
+            return tensor
+        with torch.cuda.stream(self._compute):
+            return tensor.to(device, non_blocking=True)
+
     def write(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Copy the second of each pair into the first; between cards, apart."""
+        """Copy the second of each pair into the first; from the primary to other cards, apart."""
+        leaves = [source.is_cuda and source.device == self._primary != target.device for target, source in pairs]
         with self.apart():
-            for target, source in pairs:
-                if source.is_cuda and source.device != target.device:
+            for (target, source), apart in zip(pairs, leaves, strict=True):
+                if apart:
                     self._keep(source)
                     target.copy_(source, non_blocking=True)
-        for target, source in pairs:
-            if not source.is_cuda or source.device == target.device:
+        for (target, source), apart in zip(pairs, leaves, strict=True):
+            if not apart:
                 target.copy_(source, non_blocking=True)
 
     def _keep(self, tensor: Tensor) -> None:

@@ -22,6 +22,7 @@ from manycard.engine.engine import Engine
 from manycard.engine.graph_check import GraphCheck
 from manycard.engine.graphs import make_call_graphs
 from manycard.engine.layout import Layout
+from manycard.engine.spread_tensor import least_bytes
 
 __all__ = ["Spreader"]
 
@@ -33,9 +34,14 @@ class Spreader:
         module: the script's module, already on the primary card.
         cards: the cards, the primary first.
         graphs: ``"auto"`` runs calls as CUDA graphs where it can; ``"on"`` raises where it can't.
+        outputs: which outputs stay on the cards that made them: ``"gathered"`` none, ``"auto"`` large ones,
+            ``"spread"`` all.
     """
 
-    def __init__(self, module: nn.Module, cards: Sequence[Card], graphs: str = "off") -> None:
+    def __init__(
+        self, module: nn.Module, cards: Sequence[Card], graphs: str = "off", outputs: str = "gathered"
+    ) -> None:
+        self._least = least_bytes(outputs)
         self.graphs = make_call_graphs(cards, graphs)
         self.engine = Engine(module, cards)
         self._check = GraphCheck()
@@ -60,7 +66,7 @@ class Spreader:
             output: position of the card on which outputs are joined.
 
         Returns:
-            The joined output, attached to the script's graph where gradients are enabled.
+            The output, joined or left spread, attached to the script's graph where gradients are enabled.
         """
         with self.engine.lock:
             self.prepare(args, kwargs)
@@ -88,7 +94,9 @@ class Spreader:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sequence[int], layout: Layout, output: int = 0
     ) -> Any:
         """As `call`, right after `prepare`; the caller holds the engine's lock around both."""
-        value = SpreadCall(self.engine, args, kwargs, sizes, layout, output, self._check, self.graphs).run()
+        value = SpreadCall(
+            self.engine, args, kwargs, sizes, layout, output, self._check, self.graphs, self._least
+        ).run()
         self.engine.replicas.absorb()
         return value
 

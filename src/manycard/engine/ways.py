@@ -16,6 +16,9 @@ __all__ = ["Way"]
 class Way:
     """Runs every card's forward and backward pass eager."""
 
+    lends = False
+    """Whether outputs lie in memory that the next call overwrites."""
+
     def forward(self, call: SpreadCall) -> list[Any]:
         """Each card's outputs."""
         return call.forward_eager()

@@ -32,6 +32,7 @@ from manycard.cards.card import Card
 from manycard.engine.batch import map_tensors, tensors_in
 from manycard.engine.sizes import shard_sizes
 from manycard.engine.spans import span
+from manycard.engine.spread_tensor import plain
 from manycard.engine.spreader import Spreader
 from manycard.engine.sync_batchnorm import convert_batchnorm
 from manycard.errors import BatchError
@@ -67,6 +68,8 @@ class SpreadSettings:
     """Keep convolutions' weights and 4-dimensional inputs in channels-last memory format."""
     graphs: str = "off"
     """Whether calls are replayed as CUDA graphs: ``"off"``, ``"auto"`` (where they can be) or ``"on"``."""
+    outputs: str = "auto"
+    """Which outputs stay on the cards that made them: ``"auto"`` large ones, ``"spread"`` all, ``"gathered"`` none."""
 
 
 @dataclass
@@ -288,6 +291,7 @@ class SpreadModule:
         assert self._cards is not None, "placed before"
         # A compiled module computes what the module inside does, which needs no compilation to compare.
         module = getattr(self.module, "_orig_mod", self.module)
+        args, kwargs = map_tensors(plain, (args, kwargs))
         with span("comparison"):
             return find_layout(module, self._cards, args, kwargs, known)
 
@@ -335,7 +339,7 @@ class SpreadModule:
     def _make_spreader(self) -> SpreadsCalls:
         assert self._cards is not None, "placed before"
         self._started = time.perf_counter()
-        spreader = Spreader(self.module, self._cards, self._settings.graphs)
+        spreader = Spreader(self.module, self._cards, self._settings.graphs, self._settings.outputs)
         if self._settings.graphs != "off" and spreader.graphs is None:
             _say(f"{self._report.name} runs without CUDA graphs: simulated cards have none")
         return spreader

@@ -93,7 +93,11 @@ def test_a_single_card_script_is_spread_and_prints_the_same_log(place: Playgroun
     plain = place.run(script, "8").stdout
     assert len(plain.splitlines()) == 3
     said = "Linear was spread in 3 of 3 calls"
-    for words in (["--cards", "cpu:3"], ["--strategy", "ddp", "--cards", "cpu:2"]):
+    for words in (
+        ["--cards", "cpu:3"],
+        ["--strategy", "ddp", "--cards", "cpu:2"],
+        ["--cards", "cpu:3", "--outputs", "spread"],
+    ):
         status, out, err = _run(place, *words, script, "8")
         assert (status, out) == (0, plain)
         assert any(said in line for line in err)
@@ -127,6 +131,14 @@ def test_options_for_loaders_are_checked(place: Playground, capsys: pytest.Captu
     assert main(["run", "--loader", "fast", script]) == 2
     assert main(["run", "--loader", "auto", "--strategy", "ddp", "--cards", "cpu:2", script]) == 2
     assert capsys.readouterr().err.count("--loader") >= 2
+
+
+def test_which_outputs_stay_spread_is_checked(place: Playground, capsys: pytest.CaptureFixture[str]) -> None:
+    script = place.write("train.py", "")
+    assert main(["run", "--outputs", "here", script]) == 2
+    assert "--outputs='here': there is no such choice. Fix: write auto, spread or gathered" in capsys.readouterr().err
+    assert main(["run", "--outputs", "spread", "--strategy", "ddp", "--cards", "cpu:2", script]) == 2
+    assert "every rank sees whole outputs" in capsys.readouterr().err
 
 
 def test_a_script_that_raises_shows_pythons_own_traceback(place: Playground) -> None:

@@ -1,0 +1,1 @@
+"""Outputs that stay on the cards that made them."""
