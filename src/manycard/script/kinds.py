@@ -94,7 +94,8 @@ def hook_in(module: nn.Module) -> str:
             for hook in table.values():
                 if not getattr(hook, "__module__", type(hook).__module__).startswith("torch."):
                     where = f"{name or 'it'} has a hook"
-                    return f"{where} ({getattr(hook, '__qualname__', hook)}), which would see one card's part"
+                    called = getattr(hook, "__qualname__", type(hook).__qualname__)
+                    return f"{where} ({called}), which would see one card's part"
     return ""
 
 

@@ -36,6 +36,7 @@ from manycard.engine.spreader import Spreader
 from manycard.engine.sync_batchnorm import convert_batchnorm
 from manycard.errors import BatchError
 from manycard.script.comparison.check import Verdict, batchnorm_in_training, find_layout
+from manycard.script.comparison.words import counted, ordinal
 from manycard.script.kinds import Kind, holds_nothing, hook_in, signature, tensors_of
 from manycard.script.means import SpreadsCalls
 from manycard.script.output import printing_once
@@ -149,14 +150,14 @@ class ScriptSpreading:
 
     def _describe_module(self, report: ModuleReport) -> str:
         if not report.spread:
-            return f"{report.name} ran on one card ({_counted(report.whole)})" if report.whole else ""
+            return f"{report.name} ran on one card ({counted(report.whole)})" if report.whole else ""
         calls = report.spread + report.whole
-        text = f"{report.name} was spread in {report.spread} of {_counted(calls)}"
+        text = f"{report.name} was spread in {report.spread} of {counted(calls)}"
         if report.seconds > 0:
             rate = report.samples / report.seconds / len(self.cards)
             text += f", {rate:,.0f} samples/s a card"
         if report.comparisons:
-            text += f" ({_counted(report.comparisons, 'comparison')} with one card took {report.comparing:.1f} s)"
+            text += f" ({counted(report.comparisons, 'comparison')} with one card took {report.comparing:.1f} s)"
         return text
 
 
@@ -205,7 +206,7 @@ class SpreadModule:
             return plain(*args, **kwargs)
         if len(self._given) == 1:
             if not self._report.whole:
-                self._prepare()
+                self._begin_on_one_card(args, kwargs)
             return self._on_one_card(args, kwargs, plain)
         kind = self._kind(args, kwargs)
         samples = kind.samples((args, kwargs)) if kind is not None else 0
@@ -223,9 +224,19 @@ class SpreadModule:
         self._report.seconds = time.perf_counter() - self._started
         return value
 
+    def _begin_on_one_card(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before the first call where there is one card in all."""
+        reason = self._place()
+        if reason:
+            self._say_whole(reason, args, kwargs)
+            self._prepare()
+        if self._settings.graphs != "off":
+            _say(f"{self._report.name} runs without CUDA graphs: on one card its calls are the script's own")
+
     def _on_one_card(self, args: tuple[Any, ...], kwargs: dict[str, Any], plain: Callable[..., Any]) -> Any:
         self._report.whole += 1
-        return self._around(plain, args, kwargs)
+        with span("forward", str((self._cards or self._given)[0])):
+            return self._around(plain, args, kwargs)
 
     def _starves_batchnorm(self, samples: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a card would hold one sample, from which BatchNorm1d refuses to take statistics."""
@@ -349,7 +360,7 @@ class SpreadModule:
             kind.verdict = verdict  # what a batch holds may tell two rules apart that were the same before
             return True
         kind.verdict = Verdict(None, verdict.reason)
-        self._say_whole(f"from the {_ordinal(kind.calls + 1)} call like it on, {verdict.reason}", args, kwargs)
+        self._say_whole(f"from the {ordinal(kind.calls + 1)} call like it on, {verdict.reason}", args, kwargs)
         return False
 
     # ---- what the user is told -----------------------------------------------------------------------------
@@ -375,15 +386,6 @@ class SpreadModule:
 
 def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
-
-
-def _ordinal(number: int) -> str:
-    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
-
-
-def _counted(number: int, what: str = "call") -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _say(text: str) -> None:

@@ -19,6 +19,7 @@ from manycard.engine.batch import children, map_tensors, rebuild, tensors_in
 from manycard.engine.joining import Concatenated, Interleaved, Join, Weighted, plan_join
 from manycard.engine.layout import Layout, OnDimension, Piece, TakePiece
 from manycard.errors import BatchError
+from manycard.script.comparison.words import listed
 
 __all__ = [
     "ByTensor",
@@ -54,7 +55,7 @@ class ByTensor(Layout):
         cut_on = [(tensor, dim) for tensor, dim in zip(tensors, self.dims, strict=True) if dim is not None]
         sizes = {tensor.size(dim) for tensor, dim in cut_on if dim < tensor.dim()}
         if len(sizes) != 1:
-            raise BatchError(f"tensors hold {sorted(sizes)} samples in one call")
+            raise BatchError(f"tensors hold {listed(sorted(sizes)) or 'no'} samples in one call")
         return sizes.pop()
 
     def take_shard(self, batch: Any, sizes: Sequence[int], position: int, take: TakePiece) -> Any:
