@@ -109,6 +109,7 @@ CORPUS: tuple[Entry, ...] = (
     Entry("parametrized_weights", "same", "parametrized"),
     Entry("physics_informed", "same", "create_graph"),
     Entry("prints_once_in_forward", "same", "prints inside"),
+    Entry("prints_tensors", "same", "outputs as they print"),
     Entry("prototypical_network", "same", "query alone is cut"),
     Entry("pruned_network", "same", "parametrized"),
     Entry("reinforce", "same", "batches of one"),

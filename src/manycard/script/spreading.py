@@ -21,7 +21,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,9 +36,11 @@ from manycard.engine.spreader import Spreader
 from manycard.engine.sync_batchnorm import convert_batchnorm
 from manycard.errors import BatchError
 from manycard.script.comparison.check import Verdict, batchnorm_in_training, find_layout
+from manycard.script.comparison.layout import OtherOutputsError
 from manycard.script.comparison.words import counted, ordinal
 from manycard.script.kinds import Kind, holds_nothing, hook_in, signature, tensors_of
 from manycard.script.means import SpreadsCalls
+from manycard.script.module_report import ModuleReport
 from manycard.script.output import printing_once
 
 __all__ = ["ModuleReport", "ScriptSpreading", "SpreadModule", "SpreadSettings"]
@@ -68,30 +70,6 @@ class SpreadSettings:
     """Keep convolutions' weights and 4-dimensional inputs in channels-last memory format."""
     graphs: str = "off"
     """Whether calls are replayed as CUDA graphs: ``"off"``, ``"auto"`` (where they can be) or ``"on"``."""
-
-
-@dataclass
-class ModuleReport:
-    """What became of one module's calls."""
-
-    name: str
-    """Its class."""
-    spread: int = 0
-    """Calls that were spread."""
-    whole: int = 0
-    """Calls that ran on one card."""
-    samples: int = 0
-    """Samples of the calls that were spread."""
-    seconds: float = 0.0
-    """From the first spread call to the last, without comparisons."""
-    comparisons: int = 0
-    """How often a call was compared with one card."""
-    comparing: float = 0.0
-    """Seconds that took."""
-    reasons: list[str] = field(default_factory=list)
-    """Why calls ran on one card, each once."""
-    differs: list[str] = field(default_factory=list)
-    """Why its numbers can't be those of one card, each once."""
 
 
 class ScriptSpreading:
@@ -216,8 +194,12 @@ class SpreadModule:
         with spreader.lock:
             if not self._still_right(kind, spreader.prepare(args, kwargs), args, kwargs):
                 return self._on_one_card(args, kwargs, plain)
-            with printing_once():
-                value = self._around(self._spread(spreader, kind, samples), args, kwargs)
+            try:
+                with printing_once():
+                    value = self._around(self._spread(spreader, kind, samples), args, kwargs)
+            except OtherOutputsError as error:
+                self._keep_whole(kind, str(error).partition(" Fix: ")[0].rstrip("."), args, kwargs)
+                return self._on_one_card(args, kwargs, plain)
         kind.calls += 1
         self._report.spread += 1
         self._report.samples += samples
@@ -359,9 +341,13 @@ class SpreadModule:
         if verdict.layout is not None:
             kind.verdict = verdict  # what a batch holds may tell two rules apart that were the same before
             return True
-        kind.verdict = Verdict(None, verdict.reason)
-        self._say_whole(f"from the {ordinal(kind.calls + 1)} call like it on, {verdict.reason}", args, kwargs)
+        self._keep_whole(kind, verdict.reason, args, kwargs)
         return False
+
+    def _keep_whole(self, kind: Kind, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let calls like this one run on one card from now on."""
+        kind.verdict = Verdict(None, reason)
+        self._say_whole(f"from the {ordinal(kind.calls + 1)} call like it on, {reason}", args, kwargs)
 
     # ---- what the user is told -----------------------------------------------------------------------------
 
