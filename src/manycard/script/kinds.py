@@ -42,6 +42,8 @@ class Kind:
     """How often calls were compared because the script had changed the module."""
     even: bool = True
     """Whether no call so far has weighted its samples differently."""
+    closely: int = _AT_FIRST
+    """Calls up to which each is compared, where outputs are means or sums over the batch."""
     novelty: Novelty = field(default_factory=Novelty)
     """What calls have held."""
 
@@ -54,12 +56,21 @@ class Kind:
         """
         if not self.calls:
             return False
-        if self._reduces and (self.calls < _AT_FIRST or (not self.verdict.decided and self._looks)):
+        if self._reduces and self.calls < (self.closely if self.verdict.decided else max(self.closely, _UNDECIDED)):
             return True
         if changed and self.calls >= 32 * (self.compared - 8):
             self.compared += 1
             return True
         return self.calls >= 2 and not self.calls & (self.calls - 1)
+
+    def found(self, verdict: Verdict) -> None:
+        """Go by another verdict from now on: what a call holds may tell two rules apart that were the same before.
+
+        Other rules than before may fit this call alone, so that the next ones are looked at closely.
+        """
+        if verdict.layout != self.verdict.layout:
+            self.closely = self.calls + 1 + _AT_FIRST
+        self.verdict = verdict
 
     def tells_more(self, batch: Any, cards: int) -> bool:
         """Whether this call is the first to weight its samples differently (by padding, or another class, say).

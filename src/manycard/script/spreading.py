@@ -6,8 +6,9 @@ joined, on the drop-in's engine; the script sees whole batches and whole outputs
 Behaviour:
     * The first call of a module, and of every new kind of call (other structure, dtypes, mode), is compared with one
       card (`manycard.script.comparison.check`); what can't be cut stays on one card, said once, with the reason.
-    * Later calls are compared again, after 2, 4, 8, ... of them: what a batch holds (padding, lengths) may decide
-      whether cutting changes the result. A module found different from then on stays on one card.
+    * Later calls are compared again, after 2, 4, 8, ... of them, and where a call may show what none before did
+      (`manycard.script.kinds`): what a batch holds (padding, lengths) may decide whether cutting changes the result. A
+      module found different from then on stays on one card; so does one whose cards return different plain values.
     * Calls with fewer than two samples run on one card, and so do those that leave a card's BatchNorm one sample.
     * A script that uses manycard itself is left alone from then on.
 """
@@ -339,7 +340,7 @@ class SpreadModule:
             return True
         verdict = self._compare(args, kwargs, kind.verdict.layout)
         if verdict.layout is not None:
-            kind.verdict = verdict  # what a batch holds may tell two rules apart that were the same before
+            kind.found(verdict)
             return True
         self._keep_whole(kind, verdict.reason, args, kwargs)
         return False
