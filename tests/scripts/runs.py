@@ -96,4 +96,4 @@ class Runs:
             assert worker.stdout is not None
             worker.stdin.close()
             worker.stdout.close()
-            worker.wait(timeout=10)
+            worker.wait(timeout=60)

@@ -2,7 +2,8 @@
 
 Behaviour:
     * A script that doesn't use manycard is spread by it (`manycard.script`): every outermost call of a module that it
-      trains is cut over the cards and joined. A last line says what was spread.
+      trains is cut over the cards and joined. A last line says what was spread. With ``--strategy single`` it runs on
+      one card; a strategy that only a `Parallel` can follow is refused before anything is trained.
     * The script runs in this process, exactly as under ``python``, unless its strategy has one process a card: then
       ranks are started and it runs in each. A script that asks for such a strategy by itself is run in place until
       it says so (`NeedsRanks`); what it had done to this process is dropped by starting this command afresh, with
@@ -60,6 +61,7 @@ from manycard.script.planned_run import plan_run
 from manycard.script.planning import ScriptPlanRequest
 from manycard.script.precision import UnscaledPrecisionError, call_context, refuse_unscaled
 from manycard.script.ranks.main import RankSettings
+from manycard.script.strategies import UnfollowedError, spreading_for
 from manycard.script.written_for_ranks import written_for_ranks
 from manycard.strategies import STRATEGIES
 
@@ -287,13 +289,14 @@ def _in_place(request: RunRequest, cards: Sequence[Card]) -> _Outcome:
     os.environ.update(request.environment())
     if cards:
         os.environ["MANYCARD_CARDS"] = cards_setting(cards)
-    spreading = ScriptSpreading(_spread_settings(request, cards))
+    spreading = spreading_for(request.strategy, request.script, _spread_settings(request, cards))
     with (
-        Interception(spreading) as calls,
+        Interception(spreading or ScriptSpreading(_spread_settings(request, cards))) as calls,
         noticing(manycard.Parallel, manycard.DataParallel, manycard.Pipeline, then=calls.stop) as made,
         FedLoaders(pin_memory=torch.cuda.is_available()) if request.loader else contextlib.nullcontext(),
     ):
-        calls.active = request.strategy in (None, "dp")
+        calls.active = spreading is not None
+        _come_to(cards)
         try:
             request.script.run()
         except SystemExit as exit_request:
@@ -301,7 +304,7 @@ def _in_place(request: RunRequest, cards: Sequence[Card]) -> _Outcome:
             print(text, end="", file=sys.stderr)
             if status != 0:
                 return _Outcome(status)
-        except (KeyboardInterrupt, UnscaledPrecisionError):
+        except (KeyboardInterrupt, UnscaledPrecisionError, UnfollowedError):
             raise
         except NeedsRanks:
             return _Outcome(0, asks_for=_asked_for(made[-1]) if made else ("ddp", "all"))
@@ -309,14 +312,29 @@ def _in_place(request: RunRequest, cards: Sequence[Card]) -> _Outcome:
             error = error.with_traceback(own_traceback(error))
             sys.excepthook(type(error), error, error.__traceback__)
             return _Outcome(1)
-    if not made:
-        say(spreading.describe() if calls.active else f"ran on one card: {request.script.name} doesn't use manycard")
-    return _Outcome(0, spread=() if made else tuple(spreading.reports))
+    if made:
+        return _Outcome(0)
+    if spreading is None:
+        say(f"nothing was spread: {request.script.name} makes no mc.Parallel that could follow {request.strategy}")
+        return _Outcome(0)
+    say(spreading.describe())
+    return _Outcome(0, spread=tuple(spreading.reports))
+
+
+def _come_to(cards: Sequence[Card]) -> None:
+    """Make the first of the cards that were asked for the one that a script calls ``cuda``."""
+    if cards and cards[0].device.index and not cards[0].simulated:
+        torch.cuda.set_device(cards[0].device)
 
 
 def _spread_settings(request: RunRequest, cards: Sequence[Card]) -> SpreadSettings:
+    def choose() -> Sequence[Card]:
+        if request.strategy == "single":
+            return (cards or choose_cards("all").cards)[:1]
+        return cards or _choose("all", request)
+
     return SpreadSettings(
-        choose=lambda: cards or _choose("all", request),
+        choose=choose,
         sync_batchnorm=request.sync_batchnorm,
         autocast=call_context(request.precision),
         compile=request.compile,

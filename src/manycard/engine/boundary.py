@@ -38,6 +38,7 @@ from manycard.engine.input_copies import InputCopies
 from manycard.engine.joining import join_values
 from manycard.engine.layout import Layout, Piece
 from manycard.engine.local_backward import USED_TWICE, local_gradients
+from manycard.engine.node_names import name_like
 from manycard.engine.output_leaf import OutputLeaf
 from manycard.engine.spans import span
 from manycard.engine.spread_inputs import piece_of, spread_gradient
@@ -224,6 +225,11 @@ class SpreadCall:
         """Of each output tensor, whether any card's part depends on a parameter or an input's gradient."""
         return [any(part.requires_grad for part in leaf.parts) for leaf in self.leaves]
 
+    @property
+    def own_outputs(self) -> list[Tensor]:
+        """Of each output tensor, the part of the first card that has one, with its graph."""
+        return [leaf.parts[0] for leaf in self.leaves]
+
     def join(self, values: Sequence[Any]) -> Any:
         """Join what the cards gave, and remember how."""
         device = self.engine.cards[self._output].device
@@ -345,6 +351,7 @@ class _Boundary(torch.autograd.Function):
     def forward(ctx: Any, call: SpreadCall, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         outputs = call.forward_with_graph()
+        name_like(ctx, call.own_outputs)
         ctx.call = call
         ctx.save_for_backward(*tensors)
         ctx.mark_non_differentiable(

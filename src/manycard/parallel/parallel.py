@@ -36,7 +36,6 @@ from manycard.parallel.settings import (
     check_clip_norm,
     check_graphs,
     check_scheduler,
-    check_sharding,
     choose_run_cards,
     compile_settings,
     lockstep_watch,
@@ -44,6 +43,7 @@ from manycard.parallel.settings import (
     overridden,
     reduce_dtype_for,
     seed_all,
+    sharding_for,
     splitting_for,
     use_nccl_settings,
     watch_for_hangs,
@@ -137,13 +137,13 @@ class Parallel(LookingOn):
         splitting = splitting_for(strategy, asked, splitting)
         self.precision = make_precision(str(overridden("MANYCARD_PRECISION", "precision", precision)))
         self.accumulate, self._per_card_batch = batch_settings(
-            strategy, accumulate, per_card_batch, sync_batchnorm=sync_batchnorm
+            strategy, asked, accumulate, per_card_batch, sync_batchnorm=sync_batchnorm
         )
         options = StrategyOptions(
             sync_batchnorm=sync_batchnorm,
             compile=compile_settings(compile),
-            shard_optimizer=check_sharding(shard_optimizer, strategy),
-            reduce_dtype=reduce_dtype_for(reduce_dtype, strategy),
+            shard_optimizer=sharding_for(strategy, asked, shard_optimizer),
+            reduce_dtype=reduce_dtype_for(strategy, asked, reduce_dtype),
             ddp=dict(ddp_options or {}),
             splitting=splitting,
         )

@@ -25,7 +25,6 @@ __all__ = [
     "check_clip_norm",
     "check_graphs",
     "check_scheduler",
-    "check_sharding",
     "choose_run_cards",
     "compile_settings",
     "lockstep_watch",
@@ -33,11 +32,17 @@ __all__ = [
     "overridden",
     "reduce_dtype_for",
     "seed_all",
+    "sharding_for",
     "splitting_for",
     "use_nccl_settings",
     "watch_for_hangs",
     "whole_number",
 ]
+
+_SHARDING = ("single", "dp", "manual")
+"""Strategies in which optimizers can be shared out over cards."""
+_REDUCING = (*_SHARDING, "ddp")
+"""Strategies that choose what gradients are summed in."""
 
 
 def overridden(variable: str, setting: str, value: Any) -> Any:
@@ -91,10 +96,14 @@ def splitting_for(strategy: str, asked: str, splitting: Splitting) -> Splitting:
     if asked != "manual":
         problem = f"strategy {strategy!r} decides by itself what each card gets"
         raise SettingError(name, value, problem, fix=f'take strategy="manual", or leave {name} out')
-    if os.environ.get("RANK", "0") == "0":
-        left_out = ", ".join(f"{each}=" for each in splitting.given)
-        print(f"manycard: strategy {strategy!r} leaves the script's {left_out} out", file=sys.stderr)
+    _say_left_out(strategy, ", ".join(f"{each}=" for each in splitting.given))
     return Splitting()
+
+
+def _say_left_out(strategy: str, settings: str) -> None:
+    """Say that a strategy from the command line has no such settings as the script gives to its own."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"manycard: strategy {strategy!r} leaves the script's {settings} out", file=sys.stderr)
 
 
 def whole_number(setting: str, value: Any, fix: str) -> int:
@@ -109,9 +118,13 @@ def whole_number(setting: str, value: Any, fix: str) -> int:
 
 
 def batch_settings(
-    strategy: str, accumulate: int | str, per_card_batch: int | str | None, *, sync_batchnorm: bool
+    strategy: str, asked: str, accumulate: int | str, per_card_batch: int | str | None, *, sync_batchnorm: bool
 ) -> Any:
     """Calls of a step for one update, and the most samples that a card computes at once (None: no limit).
+
+    Args:
+        strategy: the strategy that runs.
+        asked: the one that the script asked for; where another runs, what that one can't do is left out, and said.
 
     Raises:
         SettingError: one of them is no such number, or parts of a batch would break another setting.
@@ -120,6 +133,9 @@ def batch_settings(
         accumulate, per_card_batch = 1, "auto" if per_card_batch is None else per_card_batch
     calls = whole_number("accumulate", accumulate, fix='leave it out for an update in every step, or give "auto"')
     if per_card_batch is None:
+        return calls, None
+    if strategy == "manual" and asked != strategy:
+        _say_left_out(strategy, "per_card_batch=")
         return calls, None
     if strategy == "manual":
         problem = "in strategy 'manual' cards get different numbers of samples, bounded by each one's free memory"
@@ -205,37 +221,53 @@ def compile_settings(value: bool | Mapping[str, Any]) -> dict[str, Any] | None:
     )
 
 
-def check_sharding(shard_optimizer: bool, strategy: str) -> bool:
+def sharding_for(strategy: str, asked: str, shard_optimizer: bool) -> bool:
     """Whether optimizers are shared out over the cards.
 
+    Args:
+        strategy: the strategy that runs.
+        asked: the one that the script asked for; where that one can share state out and the other can't, it is left
+            out, and said: the training is the same.
+
     Raises:
-        SettingError: the strategy can't.
+        SettingError: the strategy that the script asked for can't.
     """
-    if shard_optimizer and strategy not in ("single", "dp", "manual"):
+    if not shard_optimizer or strategy in _SHARDING:
+        return shard_optimizer
+    if asked not in (*_SHARDING, "auto"):
         raise SettingError(
             "shard_optimizer",
             shard_optimizer,
-            f"strategy {strategy!r} does not share state out",
+            f"strategy {asked!r} does not share state out",
             fix="take strategy='dp', or leave it out",
         )
-    return shard_optimizer
+    _say_left_out(strategy, "shard_optimizer=")
+    return False
 
 
-def reduce_dtype_for(reduce_dtype: str | None, strategy: str) -> torch.dtype | None:
+def reduce_dtype_for(strategy: str, asked: str, reduce_dtype: str | None) -> torch.dtype | None:
     """What gradients are summed in; None for their own dtype.
 
+    Args:
+        strategy: the strategy that runs.
+        asked: the one that the script asked for; where that one has a choice and the other has none, it is left out,
+            and said.
+
     Raises:
-        SettingError: there is no such choice, or the strategy has none.
+        SettingError: there is no such choice, or the strategy that the script asked for has none.
     """
     if reduce_dtype is None:
         return None
     if reduce_dtype != "bf16":
         raise SettingError("reduce_dtype", reduce_dtype, "it is not bf16", fix="leave it out for the gradients' own")
-    if strategy not in ("single", "dp", "manual", "ddp"):
+    if strategy in _REDUCING:
+        return torch.bfloat16
+    if asked not in (*_REDUCING, "auto"):
         raise SettingError(
-            "reduce_dtype", reduce_dtype, f"strategy {strategy!r} sums gradients as they are", fix="take strategy='dp'"
+            "reduce_dtype", reduce_dtype, f"strategy {asked!r} sums gradients as they are", fix="take strategy='dp'"
         )
-    return torch.bfloat16
+    _say_left_out(strategy, "reduce_dtype=")
+    return None
 
 
 def lockstep_watch(every: int | None) -> LockstepWatch | None:

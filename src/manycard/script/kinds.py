@@ -1,14 +1,15 @@
 """Kinds of calls of one module: what is known of calls that are alike, and when to look again.
 
 Two calls are of one kind when they have the same structure, dtypes and mode. What can't be cut alike in spite of that
-is found out by comparing again: at calls 2, 4, 8, ..., when the script has changed the module, and at the first call
-that weights its samples differently.
+is found out by comparing again: at calls 3, 5, 9, ..., when the script has changed the module, and at the first call
+that weights its samples differently. A call whose outputs are means or sums over the batch is looked at more closely:
+what they are weighted by may show late.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,12 +18,17 @@ from manycard.engine.batch import children, tensors_in
 from manycard.engine.sizes import shard_sizes
 from manycard.errors import BatchError
 from manycard.script.comparison.check import Verdict
-from manycard.script.comparison.rules import tells_means_apart
+from manycard.script.comparison.rules import REDUCTIONS, tells_means_apart
+from manycard.script.novelty import Novelty
 
 __all__ = ["Kind", "holds_nothing", "hook_in", "signature", "tensors_of"]
 
 _LOOKED_AT = 256
-"""Calls in which the first sign of padding is looked for."""
+"""Calls in which signs of another weighting are looked for; after that, in one of 16."""
+_AT_FIRST = 5
+"""Calls each of which is compared, where outputs are means or sums over the batch."""
+_UNDECIDED = 32
+"""The same, while those are nothing but zeros."""
 
 
 @dataclass
@@ -36,6 +42,10 @@ class Kind:
     """How often calls were compared because the script had changed the module."""
     even: bool = True
     """Whether no call so far has weighted its samples differently."""
+    closely: int = _AT_FIRST
+    """Calls up to which each is compared, where outputs are means or sums over the batch."""
+    novelty: Novelty = field(default_factory=Novelty)
+    """What calls have held."""
 
     def due(self, changed: set[str]) -> bool:
         """Whether the next call is to be compared with one card again.
@@ -46,22 +56,46 @@ class Kind:
         """
         if not self.calls:
             return False
+        if self._reduces and self.calls < (self.closely if self.verdict.decided else max(self.closely, _UNDECIDED)):
+            return True
         if changed and self.calls >= 32 * (self.compared - 8):
             self.compared += 1
             return True
         return self.calls >= 2 and not self.calls & (self.calls - 1)
 
+    def found(self, verdict: Verdict) -> None:
+        """Go by another verdict from now on: what a call holds may tell two rules apart that were the same before.
+
+        Other rules than before may fit this call alone, so that the next ones are looked at closely.
+        """
+        if verdict.layout != self.verdict.layout:
+            self.closely = self.calls + 1 + _AT_FIRST
+        self.verdict = verdict
+
     def tells_more(self, batch: Any, cards: int) -> bool:
-        """Whether this call is the first to weight its samples differently (by padding, say).
+        """Whether this call is the first to weight its samples differently (by padding, or another class, say).
 
         Until then a mean over tokens and one over samples are the same. Looking waits for the card, so after many
         such calls only some are looked at.
         """
         layout = self.verdict.layout
-        if layout is None or not self.even or (self.calls > _LOOKED_AT and self.calls % 16):
+        if layout is None or not self._reduces or not self._looks:
             return False
-        self.even = not tells_means_apart(layout, batch, shard_sizes(layout.count(batch), cards))
-        return not self.even and self.calls > 0
+        new = self.novelty.finds(batch)
+        if self.even:
+            self.even = not tells_means_apart(layout, batch, shard_sizes(layout.count(batch), cards))
+            new = new or not self.even
+        return new and self.calls > 0
+
+    @property
+    def _looks(self) -> bool:
+        return self.calls <= _LOOKED_AT or not self.calls % 16
+
+    @property
+    def _reduces(self) -> bool:
+        """Whether an output is a mean or a sum over the batch."""
+        layout = self.verdict.layout
+        return layout is not None and any(isinstance(rule, REDUCTIONS) for rule in layout.rules)
 
     def samples(self, batch: Any) -> int:
         """How many samples a call holds; 0 where it is not spread."""
@@ -94,7 +128,8 @@ def hook_in(module: nn.Module) -> str:
             for hook in table.values():
                 if not getattr(hook, "__module__", type(hook).__module__).startswith("torch."):
                     where = f"{name or 'it'} has a hook"
-                    return f"{where} ({getattr(hook, '__qualname__', hook)}), which would see one card's part"
+                    called = getattr(hook, "__qualname__", type(hook).__qualname__)
+                    return f"{where} ({called}), which would see one card's part"
     return ""
 
 

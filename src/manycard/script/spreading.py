@@ -6,8 +6,9 @@ joined, on the drop-in's engine; the script sees whole batches and whole outputs
 Behaviour:
     * The first call of a module, and of every new kind of call (other structure, dtypes, mode), is compared with one
       card (`manycard.script.comparison.check`); what can't be cut stays on one card, said once, with the reason.
-    * Later calls are compared again, after 2, 4, 8, ... of them: what a batch holds (padding, lengths) may decide
-      whether cutting changes the result. A module found different from then on stays on one card.
+    * Later calls are compared again, after 2, 4, 8, ... of them, and where a call may show what none before did
+      (`manycard.script.kinds`): what a batch holds (padding, lengths) may decide whether cutting changes the result. A
+      module found different from then on stays on one card; so does one whose cards return different plain values.
     * Calls with fewer than two samples run on one card, and so do those that leave a card's BatchNorm one sample.
     * A script that uses manycard itself is left alone from then on.
 """
@@ -21,7 +22,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,8 +38,11 @@ from manycard.engine.spreader import Spreader
 from manycard.engine.sync_batchnorm import convert_batchnorm
 from manycard.errors import BatchError
 from manycard.script.comparison.check import Verdict, batchnorm_in_training, find_layout
+from manycard.script.comparison.layout import OtherOutputsError
+from manycard.script.comparison.words import counted, ordinal
 from manycard.script.kinds import Kind, holds_nothing, hook_in, signature, tensors_of
 from manycard.script.means import SpreadsCalls
+from manycard.script.module_report import ModuleReport
 from manycard.script.output import printing_once
 
 __all__ = ["ModuleReport", "ScriptSpreading", "SpreadModule", "SpreadSettings"]
@@ -70,30 +74,6 @@ class SpreadSettings:
     """Whether calls are replayed as CUDA graphs: ``"off"``, ``"auto"`` (where they can be) or ``"on"``."""
     outputs: str = "auto"
     """Which outputs stay on the cards that made them: ``"auto"`` large ones, ``"spread"`` all, ``"gathered"`` none."""
-
-
-@dataclass
-class ModuleReport:
-    """What became of one module's calls."""
-
-    name: str
-    """Its class."""
-    spread: int = 0
-    """Calls that were spread."""
-    whole: int = 0
-    """Calls that ran on one card."""
-    samples: int = 0
-    """Samples of the calls that were spread."""
-    seconds: float = 0.0
-    """From the first spread call to the last, without comparisons."""
-    comparisons: int = 0
-    """How often a call was compared with one card."""
-    comparing: float = 0.0
-    """Seconds that took."""
-    reasons: list[str] = field(default_factory=list)
-    """Why calls ran on one card, each once."""
-    differs: list[str] = field(default_factory=list)
-    """Why its numbers can't be those of one card, each once."""
 
 
 class ScriptSpreading:
@@ -152,14 +132,14 @@ class ScriptSpreading:
 
     def _describe_module(self, report: ModuleReport) -> str:
         if not report.spread:
-            return f"{report.name} ran on one card ({_counted(report.whole)})" if report.whole else ""
+            return f"{report.name} ran on one card ({counted(report.whole)})" if report.whole else ""
         calls = report.spread + report.whole
-        text = f"{report.name} was spread in {report.spread} of {_counted(calls)}"
+        text = f"{report.name} was spread in {report.spread} of {counted(calls)}"
         if report.seconds > 0:
             rate = report.samples / report.seconds / len(self.cards)
             text += f", {rate:,.0f} samples/s a card"
         if report.comparisons:
-            text += f" ({_counted(report.comparisons, 'comparison')} with one card took {report.comparing:.1f} s)"
+            text += f" ({counted(report.comparisons, 'comparison')} with one card took {report.comparing:.1f} s)"
         return text
 
 
@@ -208,7 +188,7 @@ class SpreadModule:
             return plain(*args, **kwargs)
         if len(self._given) == 1:
             if not self._report.whole:
-                self._prepare()
+                self._begin_on_one_card(args, kwargs)
             return self._on_one_card(args, kwargs, plain)
         kind = self._kind(args, kwargs)
         samples = kind.samples((args, kwargs)) if kind is not None else 0
@@ -218,17 +198,31 @@ class SpreadModule:
         with spreader.lock:
             if not self._still_right(kind, spreader.prepare(args, kwargs), args, kwargs):
                 return self._on_one_card(args, kwargs, plain)
-            with printing_once():
-                value = self._around(self._spread(spreader, kind, samples), args, kwargs)
+            try:
+                with printing_once():
+                    value = self._around(self._spread(spreader, kind, samples), args, kwargs)
+            except OtherOutputsError as error:
+                self._keep_whole(kind, str(error).partition(" Fix: ")[0].rstrip("."), args, kwargs)
+                return self._on_one_card(args, kwargs, plain)
         kind.calls += 1
         self._report.spread += 1
         self._report.samples += samples
         self._report.seconds = time.perf_counter() - self._started
         return value
 
+    def _begin_on_one_card(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before the first call where there is one card in all."""
+        reason = self._place()
+        if reason:
+            self._say_whole(reason, args, kwargs)
+            self._prepare()
+        if self._settings.graphs != "off":
+            _say(f"{self._report.name} runs without CUDA graphs: on one card its calls are the script's own")
+
     def _on_one_card(self, args: tuple[Any, ...], kwargs: dict[str, Any], plain: Callable[..., Any]) -> Any:
         self._report.whole += 1
-        return self._around(plain, args, kwargs)
+        with span("forward", str((self._cards or self._given)[0])):
+            return self._around(plain, args, kwargs)
 
     def _starves_batchnorm(self, samples: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a card would hold one sample, from which BatchNorm1d refuses to take statistics."""
@@ -350,11 +344,15 @@ class SpreadModule:
             return True
         verdict = self._compare(args, kwargs, kind.verdict.layout)
         if verdict.layout is not None:
-            kind.verdict = verdict  # what a batch holds may tell two rules apart that were the same before
+            kind.found(verdict)
             return True
-        kind.verdict = Verdict(None, verdict.reason)
-        self._say_whole(f"from the {_ordinal(kind.calls + 1)} call like it on, {verdict.reason}", args, kwargs)
+        self._keep_whole(kind, verdict.reason, args, kwargs)
         return False
+
+    def _keep_whole(self, kind: Kind, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let calls like this one run on one card from now on."""
+        kind.verdict = Verdict(None, reason)
+        self._say_whole(f"from the {ordinal(kind.calls + 1)} call like it on, {reason}", args, kwargs)
 
     # ---- what the user is told -----------------------------------------------------------------------------
 
@@ -379,15 +377,6 @@ class SpreadModule:
 
 def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
-
-
-def _ordinal(number: int) -> str:
-    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
-
-
-def _counted(number: int, what: str = "call") -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _say(text: str) -> None:

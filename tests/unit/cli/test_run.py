@@ -233,3 +233,33 @@ def test_one_script_in_place_and_in_ranks_trains_the_same(place: Playground) -> 
     assert any("'ddp' from the command line replaces 'dp'" in line for line in err)
     assert in_place.split()[2:] == ranks.split()[2:] == chosen.split()[2:]
     assert len(in_place.split()) == 5
+
+
+def _of_a_plain_script(place: Playground, *words: str) -> tuple[int, str, list[str]]:
+    done = place.run(*MANYCARD, "run", *words)
+    assert not place.left()  # PyTorch's folder of compiled code stays
+    return done.returncode, done.stdout, done.stderr.splitlines()
+
+
+@pytest.mark.timeout(300)
+def test_a_strategy_that_nothing_follows_is_refused_before_anything_is_trained(place: Playground) -> None:
+    script = place.write("train.py", SINGLE_CARD)
+    status, out, err = _of_a_plain_script(place, "--strategy", "manual", "--cards", "cpu:2", script, "8")
+    assert (status, out) == (2, "")
+    assert err[-1].startswith(f"manycard: --strategy='manual': {script} makes no mc.Parallel")
+    assert "Fix: give dp or ddp" in err[-1]
+    later = place.write("later.py", SINGLE_CARD + 'import manycard as mc\nprint(mc.Parallel("dp").strategy.name)\n')
+    status, out, err = _of_a_plain_script(place, "--strategy", "manual", "--cards", "cpu:2", later, "8")
+    assert (status, out.splitlines()[-1]) == (0, "manual")  # what it trains before is its own
+
+
+@pytest.mark.timeout(300)
+def test_one_card_is_what_single_asks_for(place: Playground) -> None:
+    script = place.write("train.py", SINGLE_CARD)
+    plain = place.run(script, "8").stdout
+    status, out, err = _of_a_plain_script(place, "--strategy", "single", "--cards", "cpu:2", script, "8")
+    assert (status, out) == (0, plain)
+    assert err[-1] == "manycard: ran on one card, cpu:0, as strategy single says; dp would spread it"
+    status, out, err = _of_a_plain_script(place, "--strategy", "single", "--precision", "bf16", script, "8")
+    assert status == 0
+    assert out != plain  # the precision is the command line's, as with many cards

@@ -35,15 +35,19 @@ from manycard.engine.sizes import shard_sizes
 from manycard.engine.spreader import Spreader
 from manycard.engine.sync_batchnorm import SyncedBatchNorm
 from manycard.errors import BatchError, ManycardError
+from manycard.script.comparison.different import DifferentError, DifferentGradientError, OpaqueError
 from manycard.script.comparison.layout import Joined, JoinRule, candidate_cuts
 from manycard.script.comparison.leaks import MadeTensors
+from manycard.script.comparison.outside import Outside
 from manycard.script.comparison.pinned import PATTERNS, Way
-from manycard.script.comparison.trial import DifferentError, DifferentGradientError, Trial
+from manycard.script.comparison.rules import REDUCTIONS
+from manycard.script.comparison.trial import Trial
 from manycard.script.comparison.words import first_line, in_words
 from manycard.script.means import InParts
 
 __all__ = ["Verdict", "batchnorm_in_training", "find_layout"]
 
+_WRITES = "forward writes into its input"
 _ENOUGH = 32
 """Samples a card that a comparison on GPUs looks at."""
 
@@ -58,6 +62,8 @@ class Verdict:
     """Why they stay on one card, as the end of a sentence."""
     draws: bool = False
     """Whether forward draws at random, so that runs on one card and on several can't be equal."""
+    decided: bool = True
+    """False while a mean or sum over the batch is zero, and any weighting of samples the same."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,11 @@ def find_layout(
         size = _least(cards, (args, kwargs))
         while True:
             with contextlib.suppress(torch.OutOfMemoryError):
-                return _Comparison(module, cards, (args, kwargs), size, known, in_parts).verdict()
+                comparison = _Comparison(module, cards, (args, kwargs), size, known, in_parts)
+                try:
+                    return comparison.verdict()
+                finally:
+                    comparison.outside.restore()
             size = _half_of((args, kwargs), size)
             if size is None and known is not None:
                 return Verdict(known, draws=True)  # right before; a full card says nothing against it
@@ -128,6 +138,8 @@ class _Comparison:
         self._size = size
         self._known = known
         self._in_parts = in_parts
+        self._counts = False
+        self.outside = Outside(module)
 
     def verdict(self) -> Verdict:
         """Compare in double precision, or else as the call is.
@@ -148,11 +160,19 @@ class _Comparison:
                 return self.verdict()
             # The script's own call will show it.
             return Verdict(None, f"a trial call raised {error}")
-        except ManycardError as error:
+        except (ManycardError, OpaqueError) as error:
             return Verdict(None, str(error).rstrip("."))
 
     def _trial(self, *, double: bool, pattern: int = 0) -> Trial:
-        return Trial(self._module, self._cards, self._batch, double=double, in_parts=self._in_parts, pattern=pattern)
+        return Trial(
+            self._module,
+            self._cards,
+            self._batch,
+            double=double,
+            in_parts=self._in_parts,
+            pattern=pattern,
+            outside=self.outside,
+        )
 
     def _compare(self, cuts: Sequence[Layout], *, double: bool) -> Verdict:
         whole, reason = self._whole(double=double)
@@ -166,7 +186,10 @@ class _Comparison:
             sizes = shard_sizes(samples, len(self._cards)) if self._known else _uneven(samples, len(self._cards))
             try:
                 rules = self._rules(cut, sizes, whole, double=double)
-                return Verdict(Joined(cut, rules), draws=whole.draws)
+                if whole.keeps_graph:
+                    return Verdict(None, "forward keeps a tensor in an attribute, with a part of its output's graph")
+                joined = Joined(cut, rules, self._counts)
+                return Verdict(joined, draws=whole.draws, decided=_are_decided(rules, whole))
             except torch.OutOfMemoryError:
                 raise
             except DifferentError as difference:
@@ -232,9 +255,13 @@ class _Comparison:
         try:
             found = trial.run_spread(attempt.cut, attempt.sizes, whole, rules, attempt.way)
             whole.compare(trial)
+            self._counts = trial.counts
             return found
         except DifferentGradientError as difference:
             difference.other_rules = trial.other_rules()
+            raise
+        except DifferentError:
+            whole.compare_outside(trial)  # which may be why
             raise
         finally:
             trial.close()
@@ -246,7 +273,8 @@ class _Comparison:
             _TrialError: the module raised.
         """
         if self._known is not None:
-            return self._run_whole(double=double), ""
+            known = self._run_whole(double=double)
+            return (None, _WRITES) if known.writes_input() else (known, "")
         made = MadeTensors({size for tensor in tensors_in(self._batch) for size in tensor.shape if size > 1})
         whole, repeated = self._run_whole(double=double, made=made), self._run_whole(double=double, made=made)
         try:
@@ -254,7 +282,7 @@ class _Comparison:
         except DifferentError:
             return None, "forward gives another result each time, so nothing can be compared"
         if whole.writes_input():
-            return None, "forward writes into its input"
+            return None, _WRITES
         del whole, repeated
         if made.left():
             made.clear()
@@ -266,11 +294,17 @@ class _Comparison:
         try:
             with made or contextlib.nullcontext():
                 trial.run_whole()
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, OpaqueError):
             raise
         except Exception as error:
             raise _TrialError(f"{type(error).__name__}: {first_line(error)}") from None
         return trial
+
+
+def _are_decided(rules: Sequence[JoinRule], whole: Trial) -> bool:
+    """Whether what is added up over the batch is anything but zero."""
+    reduced = [output for rule, output in zip(rules, whole.outputs, strict=True) if isinstance(rule, REDUCTIONS)]
+    return all(bool(output.detach().count_nonzero()) for output in reduced)
 
 
 def batchnorm_in_training(module: nn.Module) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -19,6 +19,8 @@ from manycard.engine.batch import children, map_tensors, rebuild, tensors_in
 from manycard.engine.joining import Concatenated, Interleaved, Join, Weighted, plan_join
 from manycard.engine.layout import Layout, OnDimension, Piece, TakePiece
 from manycard.errors import BatchError
+from manycard.script.comparison.plain import alike, whole_values
+from manycard.script.comparison.words import listed
 
 __all__ = [
     "ByTensor",
@@ -26,6 +28,7 @@ __all__ = [
     "Joined",
     "ListsOfSamples",
     "Mean",
+    "OtherOutputsError",
     "Rows",
     "Same",
     "Selected",
@@ -33,6 +36,11 @@ __all__ = [
     "TimeFirst",
     "candidate_cuts",
 ]
+
+
+class OtherOutputsError(BatchError):
+    """What the cards gave doesn't go together as it did when it was compared with one card."""
+
 
 _MOST_CUTS = 24
 """Ways of cutting one call that are tried before it is left on one card."""
@@ -54,7 +62,7 @@ class ByTensor(Layout):
         cut_on = [(tensor, dim) for tensor, dim in zip(tensors, self.dims, strict=True) if dim is not None]
         sizes = {tensor.size(dim) for tensor, dim in cut_on if dim < tensor.dim()}
         if len(sizes) != 1:
-            raise BatchError(f"tensors hold {sorted(sizes)} samples in one call")
+            raise BatchError(f"tensors hold {listed(sorted(sizes)) or 'no'} samples in one call")
         return sizes.pop()
 
     def take_shard(self, batch: Any, sizes: Sequence[int], position: int, take: TakePiece) -> Any:
@@ -231,10 +239,21 @@ class Joined(Layout):
 
     cut: Layout
     rules: tuple[JoinRule, ...]
+    counts: bool = False
+    """Whether outputs hold whole numbers or words, the same on every card: what is counted by card must not pass."""
+    _given: list[dict[str, Any]] = field(default_factory=list, compare=False, repr=False)
 
     def bound(self, batch: Any, sizes: Sequence[int]) -> Joined:
         """The layout for one call."""
-        return Joined(self.cut, tuple(rule.bind(batch, self.cut, sizes) for rule in self.rules))
+        return Joined(self.cut, tuple(rule.bind(batch, self.cut, sizes) for rule in self.rules), self.counts)
+
+    def to_join(self, output: Any) -> Any:
+        if self.counts:
+            self._given.append(whole_values(output))
+            place = next((at for at, value in self._given[0].items() if not alike(value, self._given[-1].get(at))), "")
+            if place:
+                raise OtherOutputsError(f"cards give different values besides tensors ({place})")
+        return output
 
     def count(self, batch: Any) -> int:
         return self.cut.count(batch)
@@ -246,7 +265,7 @@ class Joined(Layout):
         plan = self.rules[leaf].plan(parts, samples) if leaf < len(self.rules) else None
         if plan is None:
             shapes = ", ".join(str(tuple(part.shape)) for part in parts)
-            raise BatchError(f"output {name} has shapes {shapes} on the cards, which is not how it came before")
+            raise OtherOutputsError(f"output {name} has shapes {shapes} on the cards, which is not how it came before")
         return plan
 
     def lists_samples(self, batch: Any, total: int) -> bool:

@@ -20,7 +20,7 @@ from manycard.engine.joining import Join
 from manycard.engine.layout import Layout, Piece
 from manycard.script.comparison.layout import Joined, JoinRule, Mean, Rows, Same, Selected, Sum, TimeFirst
 
-__all__ = ["CountedMean", "rules_for", "tells_means_apart"]
+__all__ = ["REDUCTIONS", "CountedMean", "rules_for", "tells_means_apart"]
 
 _IGNORED_LABELS = (-100, -1)
 """What PyTorch's cross entropy ignores by default, and what people tell it to ignore."""
@@ -71,6 +71,10 @@ class CountedMean(JoinRule):
     def _count(self, shard: Tensor) -> Tensor:
         counted = shard[..., 1:] if self.shifted else shard
         return (counted != self.ignored).sum().double()
+
+
+REDUCTIONS = (Mean, Sum, CountedMean)
+"""Rules by which samples are weighted."""
 
 
 @dataclass(frozen=True)

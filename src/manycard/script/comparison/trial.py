@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,40 +20,28 @@ from torch.nn.modules.dropout import _DropoutNd
 from manycard.cards.card import Card
 from manycard.engine.batch import map_tensors, tensors_in
 from manycard.engine.copying import ModuleCopier
-from manycard.engine.joining import Join
-from manycard.engine.layout import Layout, TakePiece
+from manycard.engine.layout import Layout
 from manycard.engine.settling import settle
 from manycard.engine.spreader import Spreader
 from manycard.engine.watching import Watch
+from manycard.errors import BatchError
 from manycard.script.comparison.closeness import differ, tolerance_of
+from manycard.script.comparison.different import DifferentError, DifferentGradientError, OpaqueError
 from manycard.script.comparison.indices import CheckedIndices
 from manycard.script.comparison.layout import ByTensor, JoinRule
+from manycard.script.comparison.outside import Outside
 from manycard.script.comparison.pinned import HostDraws, PinnedDraws, Way
-from manycard.script.comparison.rules import rules_for
+from manycard.script.comparison.plain import LEFT_OUT, PLAIN, alike, beside_tensors, looks
+from manycard.script.comparison.probing import Probing, cotangent
 from manycard.script.means import InParts, RunsParts
 from manycard.script.output import PrimaryOutput
 
-__all__ = ["DifferentError", "DifferentGradientError", "Trial"]
+__all__ = ["Trial"]
 
 
+_REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 _MOST_RULES = 12
 """Ways of joining one call's outputs that are tried."""
-
-
-class DifferentError(Exception):
-    """A way of cutting gives another result."""
-
-
-class DifferentGradientError(DifferentError):
-    """A way of cutting, or of joining what came out alike, gives other gradients.
-
-    Attributes:
-        other_rules: other ways of joining that fit the values, where they were looked for.
-    """
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.other_rules: list[tuple[JoinRule, ...]] = []
 
 
 class Trial:
@@ -63,6 +51,7 @@ class Trial:
         double: whether it computes in double precision.
         in_parts: how it is run in parts.
         pattern: what is drawn.
+        outside: the values outside of the module that forward may change.
     """
 
     def __init__(
@@ -74,9 +63,11 @@ class Trial:
         double: bool,
         in_parts: InParts = Spreader,
         pattern: int = 0,
+        outside: Outside | None = None,
     ) -> None:
         self.cards = cards
         self._in_parts = in_parts
+        self._outside = outside
 
         def own(tensor: Tensor) -> Tensor:
             copied = tensor.detach().clone()
@@ -89,7 +80,7 @@ class Trial:
             self.module = ModuleCopier(module, cards[0].device).replica
             if double:
                 self.module.double()
-        self._versions = [tensor._version for tensor in tensors_in(self.batch)]
+        self._given = self._input_state()
         self.draws = any(_draws(part) for part in self.module.modules())
         settle(self.module)
         self._watch = Watch(self.module)
@@ -99,9 +90,14 @@ class Trial:
         self.module.register_forward_hook(self._host_draws.look)
         self._text = io.StringIO()
         self._spreader: RunsParts | None = None
-        self._probing: _Probing | None = None
+        self._probing: Probing | None = None
         self.outputs: list[Tensor] = []
         self.written: dict[tuple[int, str], Any] = {}
+        self._held = _held_in(self.module)
+        self.keeps_graph = False
+        """Whether forward keeps a tensor in an attribute whose graph is part of that of its outputs."""
+        self._plain: dict[str, Any] = {}
+        self._left_outside: dict[str, Any] = {}
 
     def run_whole(self) -> None:
         """Run it on the whole batch, on the primary card."""
@@ -110,8 +106,11 @@ class Trial:
         self._finish(value)
 
     def writes_input(self) -> bool:
-        """Whether forward has changed a tensor that it was given."""
-        return [tensor._version for tensor in tensors_in(self.batch)] != self._versions
+        """Whether forward has changed a tensor that it was given, or a list, dict or object."""
+        return not alike(self._input_state(), self._given, 0.0)
+
+    def _input_state(self) -> Any:
+        return [tensor._version for tensor in tensors_in(self.batch)], looks(self.batch)
 
     def run_spread(
         self, cut: Layout, sizes: Sequence[int], whole: Trial, known: Sequence[JoinRule], way: Way
@@ -123,13 +122,18 @@ class Trial:
         """
         self._spreader = self._in_parts(self.module, self.cards)
         self._mode.way, self._mode.prefer = way, _first_dim(cut)
-        self._probing = probing = _Probing(cut, whole.outputs, self.batch, sizes, known, self._mode)
+        self._probing = probing = Probing(cut, whole.outputs, self.batch, sizes, known, self._mode)
         with self._observed(), CheckedIndices():
             value = self._spreader.call(self.batch[0], self.batch[1], sizes, probing)
         self._finish(value)
         if len(self.outputs) != len(whole.outputs):
             raise DifferentError("cutting it changes how many tensors it returns")
         return tuple(probing.rules)
+
+    @property
+    def counts(self) -> bool:
+        """After a spread run: whether outputs hold whole numbers or words, the same on every card."""
+        return self._probing is not None and self._probing.counts
 
     def other_rules(self) -> list[tuple[JoinRule, ...]]:
         """After a spread run: the other rules that join its outputs as well, but pass back other gradients."""
@@ -140,8 +144,14 @@ class Trial:
     @contextlib.contextmanager
     def _observed(self) -> Iterator[None]:
         """Draws are pinned, and what the primary prints is kept."""
-        with self._mode, contextlib.redirect_stdout(PrimaryOutput(self._text)):
-            yield
+        if self._outside is not None:
+            self._outside.restore()
+        try:
+            with self._mode, contextlib.redirect_stdout(PrimaryOutput(self._text)):
+                yield
+        finally:
+            if self._outside is not None:
+                self._left_outside = self._outside.look()
 
     def close(self) -> None:
         """Let go of the threads that a spread run needed."""
@@ -150,14 +160,29 @@ class Trial:
         self._probing = None
 
     def _finish(self, value: Any) -> None:
-        self.outputs = list(tensors_in(value))
+        try:
+            self.outputs = list(tensors_in(value))
+        except BatchError as error:
+            raise OpaqueError(str(error).partition(" Fix: ")[0].replace("the batch holds", "it returns", 1)) from None
+        self._plain = beside_tensors(value)
         self._watch_state()
         varying = [output for output in self.outputs if output.requires_grad]
         if torch.is_grad_enabled() and varying:
-            cotangents = [_cotangent(number, output) for number, output in enumerate(varying)]
+            cotangents = [cotangent(number, output) for number, output in enumerate(varying)]
             with self._mode:  # checkpoints run forward again
                 torch.autograd.backward(varying, cotangents)
+                self.keeps_graph = any(map(self._is_freed, self.written.values()))
         self.draws = self.draws or self._mode.drawn or self._host_draws.drawn
+
+    def _is_freed(self, value: Any) -> bool:
+        """Whether a tensor's graph was let go of by the backward pass of others."""
+        if not isinstance(value, Tensor) or value.grad_fn is None:
+            return False
+        try:
+            torch.autograd.grad(value.sum(), list(self.module.parameters()), allow_unused=True)
+        except RuntimeError:
+            return True
+        return False
 
     @property
     def drew(self) -> bool:
@@ -172,6 +197,9 @@ class Trial:
     def _watch_state(self) -> None:
         for change in self._watch.changes():
             self.written[(change.module, change.name)] = None if change.gone else self._watch.value(change)
+        for key, value in _held_in(self.module).items():
+            if key not in self.written and not alike(value, self._held.get(key), 0.0):
+                self.written[key] = value
 
     def compare(self, other: Trial) -> None:
         """Compare the results of two runs.
@@ -179,14 +207,29 @@ class Trial:
         Raises:
             DifferentError: they differ; says in what.
         """
+        self.compare_outside(other)
         for number, (own, others) in enumerate(zip(self.outputs, other.outputs, strict=True)):
             found = differ(own, others, tolerance_of(own))
             if found:
                 raise DifferentError(f"cutting the batch changes output {number} ({found})")
+        for place in {**self._plain, **other._plain}:
+            if not alike(self._plain.get(place), other._plain.get(place)):
+                kind = type(self._plain.get(place)).__name__
+                raise DifferentError(f"cutting the batch changes what it returns besides tensors ({place}, {kind})")
         self._compare_gradients(other)
         self._compare_state(other)
         if self._text.getvalue() != other._text.getvalue():
             raise DifferentError("forward prints what it sees of the batch")
+
+    def compare_outside(self, other: Trial) -> None:
+        """Compare what two runs have changed outside of the module.
+
+        Raises:
+            DifferentError: it differs.
+        """
+        name = Outside.difference(self._left_outside, other._left_outside)
+        if name:
+            raise DifferentError(f"forward changes {name}, which is outside the module, in every card's part of a call")
 
     def _compare_gradients(self, other: Trial) -> None:
         named = list(self.module.named_parameters())
@@ -209,93 +252,21 @@ class Trial:
         parts = list(self.module.modules())
         for key in {**self.written, **other.written}:
             missing = key not in self.written or key not in other.written
-            if missing or not _same(self.written[key], other.written[key]):
+            if missing or not alike(self.written[key], other.written[key]):
                 raise DifferentError(
                     f"forward keeps what it sees of the batch in {type(parts[key[0]]).__name__}.{key[1]}, which would"
                     " hold one card's part"
                 )
 
 
-class _Probing(Layout):
-    """Cuts by `cut`, and finds for each output the rule that joins it to what one card gave."""
-
-    def __init__(
-        self,
-        cut: Layout,
-        outputs: Sequence[Tensor],
-        batch: Any,
-        sizes: Sequence[int],
-        known: Sequence[JoinRule],
-        draws: PinnedDraws,
-    ) -> None:
-        self.dim = cut.dim
-        self._known = known
-        self._batch = batch
-        self._sizes = sizes
-        self._cut = cut
-        self._outputs = outputs
-        self._draws = draws
-        self._parts: list[tuple[Sequence[Tensor], Sequence[int]]] = []
-        self.rules: list[JoinRule] = []
-
-    def count(self, batch: Any) -> int:
-        return self._cut.count(batch)
-
-    def take_shard(self, batch: Any, sizes: Sequence[int], position: int, take: TakePiece) -> Any:
-        self._draws.begin_part(sum(sizes[:position]), sizes[position], sum(sizes), position)
-        return self._cut.take_shard(batch, sizes, position, take)
-
-    def lists_samples(self, batch: Any, total: int) -> bool:
-        return self._cut.lists_samples(batch, total)
-
-    def plan_join(self, leaf: int, parts: Sequence[Tensor], samples: Sequence[int], name: str) -> Join:
-        if leaf >= len(self._outputs):
-            raise DifferentError("cutting it changes how many tensors it returns")
-        self._parts.append(([part.detach() for part in parts], samples))
-        whole = self._outputs[leaf].detach()
-        found = "its shape doesn't follow the batch"
-        for rule, join in self._joins(leaf):
-            joined = self._joined(leaf, join)
-            difference = differ(whole, joined, tolerance_of(whole))
-            if difference is None:
-                self.rules.append(rule)
-                return join
-            if joined.shape == whole.shape and found.startswith("its shape"):
-                found = difference
-        raise DifferentError(f"cutting the batch changes output {name} ({found})")
-
-    def fitting(self, leaf: int) -> list[JoinRule]:
-        """The rule that was found for an output, and those that give the same whole but pass back other gradients."""
-        whole = self._outputs[leaf].detach()
-        rules: list[JoinRule] = []
-        passed_back: list[list[Tensor]] = []
-        for rule, join in self._joins(leaf):
-            joined = self._joined(leaf, join)
-            if differ(whole, joined, tolerance_of(whole)) is not None:
-                continue
-            cotangent = _cotangent(0, joined) if joined.is_floating_point() else torch.ones_like(joined)
-            gradients = [join.gradient(cotangent, index) for index in range(len(self._parts[leaf][0]))]
-            if not any(all(map(_alike, gradients, others)) for others in passed_back):
-                rules.append(rule)
-                passed_back.append(gradients)
-        return rules
-
-    def _joins(self, leaf: int) -> Iterator[tuple[JoinRule, Join]]:
-        """The rules whose shapes fit an output."""
-        parts, samples = self._parts[leaf]
-        known = self._known[leaf : leaf + 1]  # another rule may hold by coincidence in this call
-        for rule in (*known, *rules_for(parts[0].dim(), self._batch)):
-            join = rule.bind(self._batch, self._cut, self._sizes).plan(parts, samples)
-            if join is not None:
-                yield rule, join
-
-    def _joined(self, leaf: int, join: Join) -> Tensor:
-        device = self._outputs[leaf].device
-        return join.join([part.to(device) for part in self._parts[leaf][0]])
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.allclose(one, other)
+def _held_in(module: nn.Module) -> dict[tuple[int, str], Any]:
+    """How what the parts of a module hold in lists, dicts and objects looks."""
+    return {
+        (index, name): looks(value)
+        for index, part in enumerate(module.modules())
+        for name, value in list(vars(part).items())
+        if not isinstance(value, (*PLAIN, *LEFT_OUT)) and name not in _REGISTERED
+    }
 
 
 def _first_dim(cut: Layout) -> int:
@@ -311,14 +282,6 @@ def _draws(part: nn.Module) -> bool:
     return part.training and isinstance(dropout, float) and dropout > 0
 
 
-def _cotangent(number: int, output: Tensor) -> Tensor:
-    """A gradient to send back from an output; the same for outputs of equal shape."""
-    if output.dim() == 0:
-        return torch.ones_like(output)
-    drawn = torch.randn(output.shape, generator=torch.Generator().manual_seed(number))
-    return drawn.to(device=output.device, dtype=output.dtype)
-
-
 def _largest(gradient: Tensor | None) -> float:
     if gradient is None or gradient.numel() == 0:
         return 0.0
@@ -332,20 +295,3 @@ def _differ_in_gradient(own: Tensor, other: Tensor, largest: float) -> str | Non
         # where the script sees None, which the boundary keeps.
         return None if own.grad is other.grad else "there is one in one of them only"
     return differ(own.grad, other.grad, 10 * tolerance_of(own), scale=0.01 * largest)
-
-
-def _same(one: Any, other: Any, depth: int = 3) -> bool:
-    """Whether two values that forward wrote are alike, as far as can be told."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return differ(one, other, tolerance_of(one)) is None
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, float):
-        return bool(one == other or abs(one - other) <= 1e-4 * max(abs(one), abs(other)))
-    if isinstance(one, bool | int | str):
-        return bool(one == other)
-    if depth and isinstance(one, Mapping):
-        return list(one) == list(other) and all(_same(one[key], other[key], depth - 1) for key in one)
-    if depth and isinstance(one, list | tuple):
-        return len(one) == len(other) and all(_same(a, b, depth - 1) for a, b in zip(one, other, strict=True))
-    return True

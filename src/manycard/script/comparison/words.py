@@ -1,10 +1,11 @@
-"""An error that a trial call has raised, in words that fit a reason: "it can't be cut: ..."."""
+"""Words for what is told of calls: errors of trials as parts of a reason ("it can't be cut: ..."), numbers, lists."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
-__all__ = ["first_line", "in_words"]
+__all__ = ["counted", "first_line", "in_words", "listed", "ordinal"]
 
 _LONGEST = 160
 """Characters of an error's first line that are quoted."""
@@ -33,3 +34,20 @@ def first_line(error: Exception) -> str:
     """The first line of an error's message, or its class where it has none."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0] if len(lines[0]) <= _LONGEST else f"{lines[0][:_LONGEST]}..."
+
+
+def counted(number: int, what: str = "call") -> str:
+    """`number` of something, such as ``1 call`` and ``2 calls``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def ordinal(number: int) -> str:
+    """``1st``, ``2nd``, and so on."""
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def listed(words: Iterable[object]) -> str:
+    """Words as a sentence has them: ``a``, ``a and b``, ``a, b and c``; nothing where there are none."""
+    found = list(map(str, words))
+    return " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)

@@ -25,8 +25,9 @@ from manycard.engine.graph_check import GraphCheck
 from manycard.engine.joining import Join, join_values
 from manycard.engine.layout import Piece
 from manycard.engine.local_backward import USED_TWICE, local_gradients
-from manycard.errors import ModelError
-from manycard.script.comparison.layout import Joined
+from manycard.engine.node_names import name_like
+from manycard.errors import BatchError, ModelError
+from manycard.script.comparison.layout import Joined, OtherOutputsError
 from manycard.script.ranks.exchange import (
     Described,
     GradientExchange,
@@ -156,6 +157,11 @@ class RankCall:
         """Of each output tensor, whether any rank's part depends on a parameter or an input's gradient."""
         return [leaf.varies for leaf in self._leaves]
 
+    @property
+    def own_outputs(self) -> list[Tensor]:
+        """This rank's part of each output tensor that it has one of, with its graph."""
+        return [leaf.own for leaf in self._leaves if leaf.own is not None]
+
     def _join(self, value: Any) -> Any:
         own = described(value)
         of_ranks = self._descriptions(own)
@@ -170,12 +176,12 @@ class RankCall:
             value if rank == self._rank else restored(found, value, iter(tensors[rank]))
             for rank, found in enumerate(of_ranks)
         ]
+        values = [self._layout.to_join(value) for value in values]
         self._leaves = []
 
         def join_leaf(name: str, pairs: list[tuple[int, Tensor]]) -> Tensor:
             found = [tensor for _, tensor in pairs]
-            everywhere = len(pairs) == len(self._sizes)
-            join = self._layout.plan_join(len(self._leaves), found, self._sizes, name) if everywhere else None
+            join = self._plan(found, name) if len(pairs) == len(self._sizes) else None
             mine = next((tensor for rank, tensor in pairs if rank == self._rank), None)
             self._leaves.append(_Leaf(mine, join, any(varies[id(tensor)] for tensor in found)))
             there = [tensor.detach().to(self._of.device) for tensor in found]
@@ -183,6 +189,12 @@ class RankCall:
 
         listed = self._layout.lists_samples(self._batch, sum(self._sizes))
         return join_values(values, self._sizes, self._layout.dim, join_leaf, listed=listed)
+
+    def _plan(self, parts: Sequence[Tensor], name: str) -> Join:
+        try:
+            return self._layout.plan_join(len(self._leaves), parts, self._sizes, name)
+        except OtherOutputsError as error:  # which ranks don't all find, so that none can go on alone
+            raise BatchError(str(error)) from None
 
     def _descriptions(self, own: Described) -> list[Described]:
         """What each rank returned."""
@@ -278,6 +290,7 @@ class _RankBoundary(torch.autograd.Function):
     def forward(ctx: Any, call: RankCall, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         outputs = call.forward_with_graph()
+        name_like(ctx, call.own_outputs)
         ctx.call = call
         ctx.mark_non_differentiable(
             *(output for output, varies in zip(outputs, call.differentiable, strict=True) if not varies)

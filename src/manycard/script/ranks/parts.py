@@ -69,6 +69,7 @@ class InTurn:
             return layout.plan_join(leaf, parts, sizes, name).join(parts) if len(parts) == len(sizes) else parts[0]
 
         listed = layout.lists_samples(batch, sum(sizes))
+        values = [layout.to_join(value) for value in values]
         return join_values(values, sizes, layout.dim, join_leaf, listed=listed)
 
     def close(self) -> None:

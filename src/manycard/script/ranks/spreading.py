@@ -126,7 +126,7 @@ def _agreed(own: Verdict, peers: Peers) -> Verdict:
     refusing = [verdict for verdict in found if verdict.layout is None]
     draws = any(verdict.draws for verdict in found)
     first = refusing[0] if refusing else found[0]
-    return Verdict(first.layout, first.reason, draws)
+    return Verdict(first.layout, first.reason, draws, all(verdict.decided for verdict in found))
 
 
 class _RankSpreader:
