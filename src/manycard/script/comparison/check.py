@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import random
 import warnings
 from collections.abc import Iterator, Sequence
@@ -186,10 +187,6 @@ class _Comparison:
             sizes = shard_sizes(samples, len(self._cards)) if self._known else _uneven(samples, len(self._cards))
             try:
                 rules = self._rules(cut, sizes, whole, double=double)
-                if whole.keeps_graph:
-                    return Verdict(None, "forward keeps a tensor in an attribute, with a part of its output's graph")
-                joined = Joined(cut, rules, self._counts)
-                return Verdict(joined, draws=whole.draws, decided=_are_decided(rules, whole))
             except torch.OutOfMemoryError:
                 raise
             except DifferentError as difference:
@@ -199,6 +196,11 @@ class _Comparison:
             except Exception as error:
                 if reason.startswith("no "):
                     reason = f"it can't be cut: {in_words(error)}"
+            else:
+                if whole.keeps_graph:
+                    return Verdict(None, "forward keeps a tensor in an attribute, with a part of its output's graph")
+                joined = Joined(cut, rules, self._counts)
+                return Verdict(joined, draws=whole.draws, decided=_are_decided(rules, whole))
         return Verdict(None, reason, whole.draws)
 
     def _rules(self, cut: Layout, sizes: Sequence[int], whole: Trial, *, double: bool) -> tuple[JoinRule, ...]:
@@ -303,7 +305,11 @@ class _Comparison:
 
 def _are_decided(rules: Sequence[JoinRule], whole: Trial) -> bool:
     """Whether what is added up over the batch is anything but zero."""
-    reduced = [output for rule, output in zip(rules, whole.outputs, strict=True) if isinstance(rule, REDUCTIONS)]
+    reductions = [isinstance(rule, REDUCTIONS) for rule in rules]
+    if not any(reductions):
+        return True
+    # Lists with an item a sample are joined without rules: then any output may be the one that is added up.
+    reduced = whole.outputs if len(rules) < len(whole.outputs) else itertools.compress(whole.outputs, reductions)
     return all(bool(output.detach().count_nonzero()) for output in reduced)
 
 
