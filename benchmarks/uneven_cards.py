@@ -36,7 +36,7 @@ from torch import nn
 
 import manycard as mc
 from manycard.cards.choose import SLOWDOWN_VARIABLE
-from manycard.engine.card_times import MeasuredTimes, StepTime
+from manycard.engine.driving.card_times import MeasuredTimes, StepTime
 
 STEPS = 30
 """Steps of a way in one round."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import manycard as mc
-from manycard.engine.recorder import CudaRecorder
+from manycard.engine.recording.recorder import CudaRecorder
 from manycard.errors import GraphError
 from tests.gpu.convolutional import Net
 

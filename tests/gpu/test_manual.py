@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import manycard as mc
-from manycard.engine.card_times import MeasuredTimes
+from manycard.engine.driving.card_times import MeasuredTimes
 from tests.strategies.cases import CASES
 from tests.strategies.reference import Outcome, train_in_groups
 from tests.strategies.runs import RUNS

@@ -18,8 +18,8 @@ from torch import Tensor
 import manycard as mc
 from manycard.cards import choose_cards
 from manycard.cards.choose import SLOWDOWN_VARIABLE
-from manycard.engine import card_times, threads
-from manycard.engine.card_times import MeasuredTimes, StepTime
+from manycard.engine.driving import card_times, threads
+from manycard.engine.driving.card_times import MeasuredTimes, StepTime
 from manycard.errors import SettingError
 
 from .cases import mse
@@ -284,7 +284,7 @@ def test_slowed_cards_take_as_many_times_as_long(monkeypatch: pytest.MonkeyPatch
 
 
 def card_generators(cards: Any) -> Any:
-    from manycard.engine.random import CardGenerators
+    from manycard.engine.driving.random import CardGenerators
 
     return CardGenerators(cards)
 

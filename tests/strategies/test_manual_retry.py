@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import manycard as mc
-from manycard.engine.threads import current_place
+from manycard.engine.driving.threads import current_place
 
 
 class Draws(nn.Module):

@@ -248,7 +248,7 @@ def test_an_optimizer_that_looks_at_all_parameters_is_refused() -> None:
 
 
 def test_large_parts_are_sent_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    from manycard.engine import sharded
+    from manycard.engine.replicas import sharded
 
     monkeypatch.setattr(sharded, "_CHUNK", 10)
     nets = []
@@ -262,7 +262,7 @@ def test_large_parts_are_sent_in_several_calls(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_parameter_without_numbers_is_sent_like_any_other() -> None:
-    from manycard.engine.sharded import _chunks
+    from manycard.engine.replicas.sharded import _chunks
 
     assert _chunks([4, 7], [0, 3]) == [[4, 7]]
 

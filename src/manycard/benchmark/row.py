@@ -10,7 +10,7 @@ from manycard.benchmark.axes import environment_of, written
 from manycard.benchmark.measurement import Measurement
 from manycard.benchmark.meter import Goal
 from manycard.benchmark.workloads import Feeding, Workload, find_workload
-from manycard.engine.sizes import shard_sizes
+from manycard.engine.batches.sizes import shard_sizes
 
 __all__ = ["RowSpec", "row_label"]
 

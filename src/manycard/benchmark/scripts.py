@@ -39,7 +39,7 @@ from manycard.benchmark.results import write_json
 from manycard.benchmark.row import RowSpec
 from manycard.benchmark.training import MOST_LOSSES, make_meter
 from manycard.data import GlobalLoader
-from manycard.engine.batch import count_samples
+from manycard.engine.batches.batch import count_samples
 from manycard.errors import ManycardError, SettingError
 from manycard.launch import Script, exit_status
 from manycard.parallel import Parallel

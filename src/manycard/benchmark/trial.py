@@ -29,7 +29,7 @@ from manycard.benchmark.workloads import find_workload
 from manycard.benchmark.workloads.synthetic import SyntheticWorkload
 from manycard.cards import Card, choose_cards
 from manycard.data import Feed
-from manycard.engine.sizes import shard_sizes
+from manycard.engine.batches.sizes import shard_sizes
 from manycard.errors import SettingError
 from manycard.launch import end_family, launch_script
 from manycard.planner import Candidate, Measured

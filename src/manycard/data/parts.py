@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from manycard.engine.batch import count_samples, cut, map_tensors
-from manycard.engine.sizes import shard_sizes
+from manycard.engine.batches.batch import count_samples, cut, map_tensors
+from manycard.engine.batches.sizes import shard_sizes
 from manycard.errors import ManycardError
 
 __all__ = ["OwnPart", "Refused", "as_it_is", "cut_part", "own_part"]

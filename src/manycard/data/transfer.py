@@ -1,7 +1,7 @@
 """Batches on their way to the card.
 
 Behaviour:
-    * Simulated cards: nothing to do; tensors are moved as `manycard.engine.batch.move` does.
+    * Simulated cards: nothing to do; tensors are moved as `manycard.engine.batches.batch.move` does.
     * CUDA cards: copies run on a stream of their own, from pinned memory, so that they pass beside the computing of
       earlier steps. A batch is handed out when its copy is queued; the stream that asks for it waits for that copy, the
       host doesn't. Where workers load, the copy of the batch after is queued as well, so that it runs while the step of
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manycard.engine.batch import children, move, tensors_in
+from manycard.engine.batches.batch import children, move, tensors_in
 from manycard.errors import BatchError
 
 __all__ = ["CudaTransfer", "Transfer", "make_transfer", "sent_ahead"]

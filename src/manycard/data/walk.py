@@ -6,8 +6,8 @@ Three ways, one for each kind of source:
 * `ItemWalk`: the dataset is indexed and its items are whole batches, so each rank takes its cut of every one.
 * `StreamWalk` (`manycard.data.stream_walk`): the samples come in an order of their own.
 
-All cut by `manycard.engine.sizes.shard_sizes`. Where a global batch has fewer samples than there are ranks, a rank
-without any gets one of its samples as a stand-in that counts 0, so that every rank has every batch.
+All cut by `manycard.engine.batches.sizes.shard_sizes`. Where a global batch has fewer samples than there are ranks, a
+rank without any gets one of its samples as a stand-in that counts 0, so that every rank has every batch.
 """
 
 from __future__ import annotations

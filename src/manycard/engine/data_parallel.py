@@ -24,11 +24,11 @@ import torch
 from torch import nn
 
 from manycard.cards import Card, choose_cards
-from manycard.engine.batch import move, tensors_in
+from manycard.engine.batches.batch import move, tensors_in
+from manycard.engine.batches.layout import OnDimension
+from manycard.engine.calls.spreader import Spreader
+from manycard.engine.driving.threads import current_place
 from manycard.engine.engine import Engine
-from manycard.engine.layout import OnDimension
-from manycard.engine.spreader import Spreader
-from manycard.engine.threads import current_place
 from manycard.errors import CardsError, ModelError, SettingError
 from manycard.hangs import PULSE
 

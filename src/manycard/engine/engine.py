@@ -24,21 +24,21 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manycard.cards.card import Card
-from manycard.engine.batch import move
-from manycard.engine.buckets import Buckets
-from manycard.engine.card_times import CardTimes
-from manycard.engine.collective import Collective, Rounded, make_collective
-from manycard.engine.cutting import Cutter
+from manycard.engine.batches.batch import move
+from manycard.engine.batches.cutting import Cutter
+from manycard.engine.batches.input_copies import InputCopies
+from manycard.engine.driving.card_times import CardTimes
+from manycard.engine.driving.random import CardGenerators
+from manycard.engine.driving.spans import span
+from manycard.engine.driving.threads import CardThreads
 from manycard.engine.graphs import Graphs
-from manycard.engine.input_copies import InputCopies
-from manycard.engine.lockstep import LockstepGuard
-from manycard.engine.passes import Autocast, LossFn, Pass, Weigh
-from manycard.engine.random import CardGenerators
-from manycard.engine.recorder import Recorder, make_recorders
-from manycard.engine.replicas import Replicas
-from manycard.engine.spans import span
-from manycard.engine.threads import CardThreads
-from manycard.engine.updates import Updates
+from manycard.engine.recording.recorder import Recorder, make_recorders
+from manycard.engine.replicas.buckets import Buckets
+from manycard.engine.replicas.collective import Collective, Rounded, make_collective
+from manycard.engine.replicas.lockstep import LockstepGuard
+from manycard.engine.replicas.replicas import Replicas
+from manycard.engine.steps.passes import Autocast, LossFn, Pass, Weigh
+from manycard.engine.steps.updates import Updates
 from manycard.errors import ModelError
 
 __all__ = ["Engine"]

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from manycard.cards.card import Card
-from manycard.engine.call_graphs import CallGraphs
-from manycard.engine.recorder import Recorder, make_recorders
-from manycard.engine.step_graphs import StepGraphs
-from manycard.engine.update_graphs import UpdateGraphs
+from manycard.engine.calls.call_graphs import CallGraphs
+from manycard.engine.recording.recorder import Recorder, make_recorders
+from manycard.engine.steps.step_graphs import StepGraphs
+from manycard.engine.steps.update_graphs import UpdateGraphs
 from manycard.errors import GraphError, SettingError
 
 __all__ = ["Graphs", "Reasons", "make_call_graphs"]

@@ -16,12 +16,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from manycard.cards.card import Card
-from manycard.engine.batch import map_tensors, move, tensors_in
-from manycard.engine.cutting import SplitCutter
+from manycard.engine.batches.batch import map_tensors, move, tensors_in
+from manycard.engine.batches.cutting import SplitCutter
+from manycard.engine.batches.joining import Join
+from manycard.engine.batches.layout import Layout, TakePiece
 from manycard.engine.data_parallel import DataParallel
-from manycard.engine.joining import Join
-from manycard.engine.layout import Layout, TakePiece
-from manycard.engine.threads import current_place
+from manycard.engine.driving.threads import current_place
 from manycard.errors import BatchError
 
 __all__ = ["Merge", "SplitCalls"]

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from manycard.cards import Card
-from manycard.engine.batch import tensors_in
+from manycard.engine.batches.batch import tensors_in
 from manycard.planner import Candidate, CardFacts, Facts, Measured, ModelFacts, Plan, make_plan
 from manycard.planner.cache import keep_plan, kept_plan, plan_key
 from manycard.strategies import STRATEGIES, Strategy

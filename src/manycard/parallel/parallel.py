@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from manycard.cards import Card
 from manycard.data import Feed, GlobalLoader
-from manycard.engine.cutting import Split
+from manycard.engine.batches.cutting import Split
 from manycard.engine.split_calls import Merge
 from manycard.errors import CheckpointError
 from manycard.hangs import PULSE

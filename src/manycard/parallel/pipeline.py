@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 
 from manycard.cards import Card, in_words
 from manycard.data import GlobalLoader
-from manycard.engine.batch import move
-from manycard.engine.joining import join_values, plan_join
+from manycard.engine.batches.batch import move
+from manycard.engine.batches.joining import join_values, plan_join
 from manycard.errors import CheckpointError, ModelError, SettingError
 from manycard.hangs import PULSE
 from manycard.parallel.evaluation import evaluate

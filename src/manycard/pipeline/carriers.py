@@ -20,7 +20,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from manycard.engine.context import in_copied_variables
+from manycard.engine.driving.context import in_copied_variables
 
 __all__ = ["AbandonedError", "Carrier", "Carriers"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from manycard.engine.sizes import shard_sizes
+from manycard.engine.batches.sizes import shard_sizes
 
 __all__ = ["least_samples", "micro_batch_sizes"]
 

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from manycard.cards.card import Card
-from manycard.engine.batch import count_samples, cut, move
-from manycard.engine.collective import SumsOnHost
-from manycard.engine.context import ThreadContext
-from manycard.engine.loss import ShardLoss
-from manycard.engine.random import CardGenerators
-from manycard.engine.replicas import Replicas
-from manycard.engine.threads import CardThreads
+from manycard.engine.batches.batch import count_samples, cut, move
+from manycard.engine.driving.context import ThreadContext
+from manycard.engine.driving.random import CardGenerators
+from manycard.engine.driving.threads import CardThreads
+from manycard.engine.replicas.collective import SumsOnHost
+from manycard.engine.replicas.replicas import Replicas
+from manycard.engine.steps.loss import ShardLoss
 from manycard.errors import BatchError, ModelError
 from manycard.pipeline.balance import Costs, Room
 from manycard.pipeline.carriers import Carriers

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from torch.utils._device import DeviceContext
 
-from manycard.engine.context import ThreadContext
-from manycard.engine.loss import ShardLoss, read_loss
-from manycard.engine.spans import span
-from manycard.engine.threads import current_place, with_note
+from manycard.engine.driving.context import ThreadContext
+from manycard.engine.driving.spans import span
+from manycard.engine.driving.threads import current_place, with_note
+from manycard.engine.steps.loss import ShardLoss, read_loss
 from manycard.errors import LossError
 from manycard.pipeline.carriers import AbandonedError, Carrier, Carriers
 from manycard.pipeline.copies import Sent

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from manycard.cards.card import Card
-from manycard.engine.buckets import Buckets
-from manycard.engine.collective import make_collective
+from manycard.engine.replicas.buckets import Buckets
+from manycard.engine.replicas.collective import make_collective
 from manycard.pipeline.stages import Stages
 
 __all__ = ["ReplicaGradients"]

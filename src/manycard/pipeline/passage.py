@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode, _push_mode
 
-from manycard.engine.batch import rebuild
+from manycard.engine.batches.batch import rebuild
 from manycard.errors import ModelError
 from manycard.pipeline.copies import Sent, StageCopies
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from manycard.cards.card import Card
-from manycard.engine.recorder import without_autocast_cache
+from manycard.engine.recording.recorder import without_autocast_cache
 from manycard.pipeline.passage import map_known, refuse_differentiating, tensors_in_known
 from manycard.pipeline.stages import move_to
 

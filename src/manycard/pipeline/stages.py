@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from manycard.cards.card import Card
-from manycard.engine.watching import Watch
+from manycard.engine.replicas.watching import Watch
 from manycard.errors import ModelError
 from manycard.pipeline.attributes import settle_attributes
 from manycard.pipeline.checkpoints import checkpointed

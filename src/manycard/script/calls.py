@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from manycard.engine.threads import current_place
+from manycard.engine.driving.threads import current_place
 
 __all__ = ["Handler", "Interception"]
 

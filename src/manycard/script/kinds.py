@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from manycard.engine.batch import children, tensors_in
-from manycard.engine.sizes import shard_sizes
+from manycard.engine.batches.batch import children, tensors_in
+from manycard.engine.batches.sizes import shard_sizes
 from manycard.errors import BatchError
 from manycard.script.comparison.check import Verdict
 from manycard.script.comparison.rules import REDUCTIONS, tells_means_apart

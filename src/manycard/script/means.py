@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from manycard.cards.card import Card
-from manycard.engine.layout import Layout
+from manycard.engine.batches.layout import Layout
 
 __all__ = ["InParts", "RunsParts", "SpreadsCalls"]
 

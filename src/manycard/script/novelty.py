@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manycard.engine.batch import tensors_in
+from manycard.engine.batches.batch import tensors_in
 
 __all__ = ["Novelty"]
 

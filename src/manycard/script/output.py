@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from manycard.engine.threads import current_place
+from manycard.engine.driving.threads import current_place
 
 __all__ = ["PrimaryOutput", "printing_once"]
 

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from manycard.cards import Card, choose_cards
-from manycard.engine.batch import tensors_in
+from manycard.engine.batches.batch import tensors_in
 from manycard.errors import ManycardError
 from manycard.launch import Script
 from manycard.planner import Candidate, Measured

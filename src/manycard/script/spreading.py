@@ -30,12 +30,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from manycard.cards.card import Card
-from manycard.engine.batch import map_tensors, tensors_in
-from manycard.engine.sizes import shard_sizes
-from manycard.engine.spans import span
+from manycard.engine.batches.batch import map_tensors, tensors_in
+from manycard.engine.batches.sizes import shard_sizes
+from manycard.engine.calls.spreader import Spreader
+from manycard.engine.driving.spans import span
+from manycard.engine.replicas.sync_batchnorm import convert_batchnorm
 from manycard.engine.spread_tensor import plain
-from manycard.engine.spreader import Spreader
-from manycard.engine.sync_batchnorm import convert_batchnorm
 from manycard.errors import BatchError
 from manycard.script.comparison.check import Verdict, batchnorm_in_training, find_layout
 from manycard.script.comparison.layout import OtherOutputsError

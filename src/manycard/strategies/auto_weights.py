@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from manycard.cards.card import Card
-from manycard.engine.balance import Balancer, Change, Patience
-from manycard.engine.card_times import MeasuredTimes
-from manycard.engine.cutting import WeightedCutter
+from manycard.engine.batches.balance import Balancer, Change, Patience
+from manycard.engine.batches.cutting import WeightedCutter
+from manycard.engine.driving.card_times import MeasuredTimes
 from manycard.engine.engine import Engine
 from manycard.strategies.before import Before
 from manycard.strategies.splitting import AUTO

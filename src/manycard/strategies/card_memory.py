@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manycard.cards import Card, in_words, parse_size
-from manycard.engine.batch import tensors_in
-from manycard.engine.threads import current_place
+from manycard.engine.batches.batch import tensors_in
+from manycard.engine.driving.threads import current_place
 
 __all__ = ["CardMemory", "SimulatedMemory", "is_out_of_memory", "make_card_memory", "state_ratio", "state_to_come"]
 

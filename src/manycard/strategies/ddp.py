@@ -31,14 +31,14 @@ from torch.optim import Optimizer
 
 from manycard.cards.card import Card
 from manycard.data import Feed, content_print
-from manycard.engine.batch import count_samples, move, tensors_in
-from manycard.engine.compiling import compile_calls
+from manycard.engine.batches.batch import count_samples, move, tensors_in
+from manycard.engine.driving.random import CardGenerators
 from manycard.engine.graphs import Graphs
-from manycard.engine.loss import ShardLoss
-from manycard.engine.loss_check import check_mean_loss
-from manycard.engine.random import CardGenerators
-from manycard.engine.replicas import same_bits
-from manycard.engine.sync_batchnorm import convert_batchnorm, counting_nothing
+from manycard.engine.replicas.compiling import compile_calls
+from manycard.engine.replicas.replicas import same_bits
+from manycard.engine.replicas.sync_batchnorm import convert_batchnorm, counting_nothing
+from manycard.engine.steps.loss import ShardLoss
+from manycard.engine.steps.loss_check import check_mean_loss
 from manycard.errors import CardsError, LockstepError, LossError, NeedsRanks
 from manycard.precision import Precision
 from manycard.strategies.card_memory import is_out_of_memory

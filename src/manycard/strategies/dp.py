@@ -12,15 +12,15 @@ from torch.optim import Optimizer
 
 from manycard.cards.card import Card
 from manycard.data.feed import Feed
-from manycard.engine.batch import move
-from manycard.engine.compiling import compile_calls
+from manycard.engine.batches.batch import move
 from manycard.engine.data_parallel import DataParallel
+from manycard.engine.driving.random import CardGenerators
 from manycard.engine.engine import Engine
 from manycard.engine.graphs import Graphs
-from manycard.engine.loss import ShardLoss
-from manycard.engine.loss_check import check_mean_loss
-from manycard.engine.random import CardGenerators
-from manycard.engine.sync_batchnorm import convert_batchnorm
+from manycard.engine.replicas.compiling import compile_calls
+from manycard.engine.replicas.sync_batchnorm import convert_batchnorm
+from manycard.engine.steps.loss import ShardLoss
+from manycard.engine.steps.loss_check import check_mean_loss
 from manycard.errors import OptimizerError, SettingError
 from manycard.hangs import PULSE
 from manycard.precision import Precision

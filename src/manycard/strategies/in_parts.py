@@ -29,8 +29,8 @@ from torch.optim import Optimizer
 
 from manycard.cards import in_words
 from manycard.data.feed import BatchInfo
-from manycard.engine.batch import count_samples, cut
-from manycard.engine.sizes import shard_sizes
+from manycard.engine.batches.batch import count_samples, cut
+from manycard.engine.batches.sizes import shard_sizes
 from manycard.errors import ModelError
 from manycard.strategies.before import Before
 from manycard.strategies.card_memory import CardMemory, is_out_of_memory, state_to_come

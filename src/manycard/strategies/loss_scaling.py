@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from manycard.engine.buckets import gradients_of
+from manycard.engine.replicas.buckets import gradients_of
 from manycard.precision import LossScale
 
 __all__ = ["Fp16Scaling", "LossScaling", "make_loss_scaling"]

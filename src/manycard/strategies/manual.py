@@ -22,14 +22,14 @@ from torch.optim import Optimizer
 
 from manycard.cards.card import Card
 from manycard.data.feed import Feed
-from manycard.engine.batch import count_samples
-from manycard.engine.cutting import Cutter, SplitCutter, WeightedCutter
+from manycard.engine.batches.batch import count_samples
+from manycard.engine.batches.cutting import Cutter, SplitCutter, WeightedCutter
 from manycard.engine.data_parallel import DataParallel
+from manycard.engine.driving.threads import card_of
 from manycard.engine.engine import Engine
 from manycard.engine.graphs import Graphs
-from manycard.engine.loss_check import check_split_loss
 from manycard.engine.split_calls import SplitCalls
-from manycard.engine.threads import card_of
+from manycard.engine.steps.loss_check import check_split_loss
 from manycard.errors import BatchError, LossError, SettingError
 from manycard.precision import Precision
 from manycard.strategies.auto_weights import AutoWeights

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from manycard.cards.card import Card
 from manycard.data.feed import Feed
-from manycard.engine.batch import map_tensors
+from manycard.engine.batches.batch import map_tensors
 
 __all__ = ["Peers", "Ranks"]
 

@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 
 from manycard.cards.card import Card
 from manycard.data.feed import Feed
-from manycard.engine.batch import cut, move
-from manycard.engine.buckets import gradients_of
-from manycard.engine.loss import ShardLoss, read_loss
-from manycard.engine.loss_check import compare_losses
-from manycard.engine.settling import settle
+from manycard.engine.batches.batch import cut, move
+from manycard.engine.replicas.buckets import gradients_of
+from manycard.engine.replicas.settling import settle
+from manycard.engine.steps.loss import ShardLoss, read_loss
+from manycard.engine.steps.loss_check import compare_losses
 from manycard.errors import OptimizerError
 from manycard.hangs import PULSE
 from manycard.pipeline import PipelineEngine, PipelineSettings, Timeline

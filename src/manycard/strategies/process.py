@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from manycard.engine.batch import count_samples, move
-from manycard.engine.buckets import gradients_of
+from manycard.engine.batches.batch import count_samples, move
+from manycard.engine.driving.spans import span
 from manycard.engine.graphs import Graphs
-from manycard.engine.loss import ShardLoss, read_loss
-from manycard.engine.spans import span
+from manycard.engine.replicas.buckets import gradients_of
+from manycard.engine.steps.loss import ShardLoss, read_loss
 from manycard.errors import BatchError, LossError
 from manycard.strategies.strategy import (
     Count,

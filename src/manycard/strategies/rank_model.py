@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from manycard.engine.batch import tensors_in
-from manycard.engine.graph_check import is_reentrant_checkpoint, nodes_of
+from manycard.engine.batches.batch import tensors_in
+from manycard.engine.calls.belonging import is_reentrant_checkpoint, nodes_of
 from manycard.errors import SettingError
 from manycard.strategies.peers import Peers
 

@@ -8,8 +8,8 @@ from torch import nn
 
 from manycard.cards.card import Card
 from manycard.data.feed import Feed
-from manycard.engine.compiling import compile_calls
-from manycard.engine.random import CardGenerators
+from manycard.engine.driving.random import CardGenerators
+from manycard.engine.replicas.compiling import compile_calls
 from manycard.precision import Precision
 from manycard.strategies.process import ProcessStrategy
 from manycard.strategies.strategy import StrategyOptions

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from manycard.engine.cutting import Split
+from manycard.engine.batches.cutting import Split
 from manycard.engine.split_calls import Merge
 from manycard.errors import SettingError
 

@@ -32,9 +32,9 @@ from torch.optim import Optimizer
 
 from manycard.cards.card import Card
 from manycard.data.feed import Feed
-from manycard.engine.batch import count_samples
+from manycard.engine.batches.batch import count_samples
+from manycard.engine.driving.random import CardGenerators
 from manycard.engine.graphs import Graphs
-from manycard.engine.random import CardGenerators
 from manycard.errors import OptimizerError, SettingError
 from manycard.precision import Precision
 from manycard.strategies.loss_scaling import make_loss_scaling

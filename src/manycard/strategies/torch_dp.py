@@ -8,7 +8,7 @@ from torch import nn
 
 from manycard.cards.card import Card
 from manycard.data.feed import Feed
-from manycard.engine.random import CardGenerators
+from manycard.engine.driving.random import CardGenerators
 from manycard.errors import StrategyError
 from manycard.precision import Precision
 from manycard.strategies.process import ProcessStrategy

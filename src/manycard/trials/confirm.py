@@ -19,7 +19,7 @@ from torch import nn
 
 from manycard.cards import Card
 from manycard.data import Feed
-from manycard.engine.batch import count_samples, cut, move, tensors_in
+from manycard.engine.batches.batch import count_samples, cut, move, tensors_in
 from manycard.engine.data_parallel import DataParallel
 from manycard.planner import Candidate, Measured
 from manycard.precision import make_precision

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from manycard.engine.batch import count_samples, map_tensors, tensors_in
-from manycard.engine.loss import read_loss
+from manycard.engine.batches.batch import count_samples, map_tensors, tensors_in
+from manycard.engine.steps.loss import read_loss
 from manycard.planner.card_models import Operator
 
 __all__ = ["Counted", "count_step", "largest_part_mib", "tensors_mib"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from manycard.cards import Card, read_host
-from manycard.engine.batch import map_tensors
+from manycard.engine.batches.batch import map_tensors
 from manycard.planner import CardFacts, Facts, ModelFacts, StepFacts, StepPoint
 from manycard.planner.card_models import derived_ms, parse_cards_model
 from manycard.strategies import STRATEGIES

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from manycard.cards import Card, inventory, links
-from manycard.engine.collective import make_collective
+from manycard.engine.replicas.collective import make_collective
 from manycard.planner import LinkFacts
 from manycard.trials.confirm import release, wait
 

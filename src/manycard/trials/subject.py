@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 
 from manycard.cards import Card
 from manycard.checkpoint import global_rng_state, load_global_rng_state
-from manycard.engine.batch import count_samples, cut
-from manycard.engine.copying import ModuleCopier
+from manycard.engine.batches.batch import count_samples, cut
+from manycard.engine.replicas.copying import ModuleCopier
 from manycard.strategies.strategy import LossFn
 
 __all__ = ["Subject", "preserving_draws"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, RandomSampler
 
 from manycard.data import BatchInfo, Feed, GlobalBatchSampler, GlobalLoader
-from manycard.engine.sizes import shard_sizes
+from manycard.engine.batches.sizes import shard_sizes
 from manycard.errors import SettingError
 
 from .datasets import Numbers, flat, joined, ranks, walk

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manycard.engine.batch import tensors_in
-from manycard.engine.recorder import Recorder
+from manycard.engine.batches.batch import tensors_in
+from manycard.engine.recording.recorder import Recorder
 
 
 class Repeating(Recorder):

@@ -71,7 +71,7 @@ def alone(*frames: tuple[str, str]) -> ProcessReport:
 
 
 def test_one_process_whose_cards_do_not_answer() -> None:
-    waits = ("/lib/manycard/engine/threads.py", "run")
+    waits = ("/lib/manycard/engine/driving/threads.py", "run")
     assert cause(alone(SCRIPT, waits), late=["cuda:1"]).startswith("cuda:1 has not finished what the last step gave")
     text = cause(alone(SCRIPT))
     assert text.startswith("the step has not ended: it is at /home/me/train.py:10 in main")

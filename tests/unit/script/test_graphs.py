@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manycard.cards import choose_cards
-from manycard.engine.call_graphs import CallGraphs
+from manycard.engine.calls.call_graphs import CallGraphs
 from manycard.script import Interception, ScriptSpreading, SpreadSettings
-from tests.unit.engine.graphed import Net, batches
+from tests.unit.engine.calls.graphed import Net, batches
 from tests.unit.engine.repeating import Repeating
 
 CARDS = choose_cards("cpu:2").cards

@@ -16,7 +16,7 @@ from manycard.benchmark.workloads.synthetic import SyntheticWorkload
 from manycard.data import image_folder
 from manycard.data.image_files.backends import default_workers
 from manycard.data.image_files.recipe import IMAGENET_MEAN, IMAGENET_STD
-from manycard.engine.sizes import shard_sizes
+from manycard.engine.batches.sizes import shard_sizes
 from manycard.errors import MissingExtraError
 from manycard.parallel import Parallel
 

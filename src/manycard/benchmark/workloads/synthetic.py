@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from manycard.benchmark.workloads.workload import Feeding, Workload
-from manycard.engine.sizes import shard_sizes
+from manycard.engine.batches.sizes import shard_sizes
 
 if TYPE_CHECKING:
     from manycard.parallel import Parallel

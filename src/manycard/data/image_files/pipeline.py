@@ -21,7 +21,7 @@ from manycard.data.image_files.backends.choose import default_workers
 from manycard.data.image_files.backends.dali import Dali, tensor_of
 from manycard.data.image_files.places import own_devices
 from manycard.data.sampler import whole_number
-from manycard.engine.sizes import shard_sizes
+from manycard.engine.batches.sizes import shard_sizes
 from manycard.errors import MissingExtraError, SettingError
 
 __all__ = ["dali_pipeline"]

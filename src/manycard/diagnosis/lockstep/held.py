@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from manycard.engine.checksum import checksums, nonfinite
+from manycard.engine.replicas.checksum import checksums, nonfinite
 from manycard.strategies.rank_model import RankModel
 
 __all__ = ["Held", "Reducer", "named", "read_held", "reducer_of"]

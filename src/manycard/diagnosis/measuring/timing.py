@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manycard.engine.collective import Collective
+from manycard.engine.replicas.collective import Collective
 
 __all__ = [
     "AllReduceTime",

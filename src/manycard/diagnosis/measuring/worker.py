@@ -23,7 +23,7 @@ from manycard.diagnosis.measuring.bits import compare_copies
 from manycard.diagnosis.measuring.ranks import join_ranks
 from manycard.diagnosis.measuring.request import Request
 from manycard.diagnosis.measuring.timing import time_all_reduce, time_copies, time_host_copies, time_products, wait_for
-from manycard.engine.collective import make_collective
+from manycard.engine.replicas.collective import make_collective
 
 __all__ = ["main"]
 

@@ -34,7 +34,7 @@ from manycard.diagnosis.profile.others import others_at_work
 from manycard.diagnosis.profile.per_card import RANK_KEY
 from manycard.diagnosis.profile.result import Profile
 from manycard.diagnosis.profile.trace import read_trace
-from manycard.engine.spans import SPAN, recording, span
+from manycard.engine.driving.spans import SPAN, recording, span
 from manycard.errors import SettingError
 from manycard.hangs import PULSE
 

@@ -2,7 +2,8 @@
 
 A trace is a JSON document of the Chrome format, as ``export_chrome_trace`` writes it. Of its events, kept are
 
-    spans       manycard's own (`manycard.engine.spans`), and PyTorch's: a DataLoader's next batch, an optimizer's step
+    spans       manycard's own (`manycard.engine.driving.spans`), and PyTorch's: a DataLoader's next batch, an
+                optimizer's step
     kernels     what ran on a GPU: kernels, copies, memory sets, with the card, the stream and what launched them
     launches    CUDA calls of the host, by which a kernel is told to belong to forward, backward or update
     waits       CUDA calls in which the host waits for a card
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from manycard.engine.spans import SPAN
+from manycard.engine.driving.spans import SPAN
 
 __all__ = ["Interval", "Kernel", "Span", "Trace", "read_trace"]
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manycard.engine.input_copies import InputCopies
-from manycard.engine.threads import CardThreads
+from manycard.engine.batches.input_copies import InputCopies
+from manycard.engine.driving.threads import CardThreads
 
 __all__ = ["NOT_SPREAD", "Held", "Home", "Rows", "sent"]
 

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from manycard.engine.local_backward import USED_TWICE, local_gradients
-from manycard.engine.spans import span
+from manycard.engine.driving.local_backward import USED_TWICE, local_gradients
+from manycard.engine.driving.spans import span
 from manycard.engine.spread_tensor.held import NOT_SPREAD, Held, Rows
 from manycard.engine.spread_tensor.tensor import FUNCTIONS, SpreadTensor, plain
 

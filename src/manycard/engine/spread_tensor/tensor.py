@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from manycard.engine.driving.threads import current_place
 from manycard.engine.spread_tensor.held import NOT_SPREAD, Held
 from manycard.engine.spread_tensor.operations import apply_rule
-from manycard.engine.threads import current_place
 from manycard.errors import BatchError
 
 __all__ = ["FUNCTIONS", "SpreadTensor", "plain"]

@@ -30,11 +30,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from manycard.cards.card import Card
-from manycard.engine.batch import tensors_in
-from manycard.engine.layout import Layout, Piece
-from manycard.engine.sizes import shard_sizes
-from manycard.engine.spreader import Spreader
-from manycard.engine.sync_batchnorm import SyncedBatchNorm
+from manycard.engine.batches.batch import tensors_in
+from manycard.engine.batches.layout import Layout, Piece
+from manycard.engine.batches.sizes import shard_sizes
+from manycard.engine.calls.spreader import Spreader
+from manycard.engine.replicas.sync_batchnorm import SyncedBatchNorm
 from manycard.errors import BatchError, ManycardError
 from manycard.script.comparison.different import DifferentError, DifferentGradientError, OpaqueError
 from manycard.script.comparison.layout import Joined, JoinRule, candidate_cuts

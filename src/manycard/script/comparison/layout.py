@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
-from manycard.engine.batch import children, map_tensors, rebuild, tensors_in
-from manycard.engine.joining import Concatenated, Interleaved, Join, Weighted, plan_join
-from manycard.engine.layout import Layout, OnDimension, Piece, TakePiece
+from manycard.engine.batches.batch import children, map_tensors, rebuild, tensors_in
+from manycard.engine.batches.joining import Concatenated, Interleaved, Join, Weighted, plan_join
+from manycard.engine.batches.layout import Layout, OnDimension, Piece, TakePiece
 from manycard.errors import BatchError
 from manycard.script.comparison.plain import alike, whole_values
 from manycard.script.comparison.words import listed

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from manycard.engine.threads import current_place
+from manycard.engine.driving.threads import current_place
 
 __all__ = ["PATTERNS", "HostDraws", "PinnedDraws", "Way"]
 

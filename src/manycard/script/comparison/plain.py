@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from manycard.engine.batch import children
+from manycard.engine.batches.batch import children
 from manycard.script.comparison.closeness import differ, tolerance_of
 
 __all__ = ["LEFT_OUT", "PLAIN", "alike", "beside_tensors", "looks", "whole_values"]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manycard.engine.joining import Join
-from manycard.engine.layout import Layout, TakePiece
+from manycard.engine.batches.joining import Join
+from manycard.engine.batches.layout import Layout, TakePiece
 from manycard.script.comparison.closeness import differ, tolerance_of
 from manycard.script.comparison.different import DifferentError
 from manycard.script.comparison.layout import JoinRule

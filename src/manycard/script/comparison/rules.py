@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manycard.engine.batch import tensors_in
-from manycard.engine.joining import Join
-from manycard.engine.layout import Layout, Piece
+from manycard.engine.batches.batch import tensors_in
+from manycard.engine.batches.joining import Join
+from manycard.engine.batches.layout import Layout, Piece
 from manycard.script.comparison.layout import Joined, JoinRule, Mean, Rows, Same, Selected, Sum, TimeFirst
 
 __all__ = ["REDUCTIONS", "CountedMean", "rules_for", "tells_means_apart"]

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from manycard.cards.card import Card
-from manycard.engine.batch import map_tensors, tensors_in
-from manycard.engine.copying import ModuleCopier
-from manycard.engine.layout import Layout
-from manycard.engine.settling import settle
-from manycard.engine.spreader import Spreader
-from manycard.engine.watching import Watch
+from manycard.engine.batches.batch import map_tensors, tensors_in
+from manycard.engine.batches.layout import Layout
+from manycard.engine.calls.spreader import Spreader
+from manycard.engine.replicas.copying import ModuleCopier
+from manycard.engine.replicas.settling import settle
+from manycard.engine.replicas.watching import Watch
 from manycard.errors import BatchError
 from manycard.script.comparison.closeness import differ, tolerance_of
 from manycard.script.comparison.different import DifferentError, DifferentGradientError, OpaqueError

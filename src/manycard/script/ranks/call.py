@@ -1,8 +1,8 @@
 """One call of a module, spread over ranks, as one node of each rank's autograd graph.
 
-Every rank makes the same call with the same whole inputs. The node is a *boundary*, as in `manycard.engine.boundary`:
-its inputs are the whole inputs and the module's parameters, its outputs the whole outputs. Inside, each rank has a
-graph of its own, from its detached shard to the shard's outputs.
+Every rank makes the same call with the same whole inputs. The node is a *boundary*, as in
+`manycard.engine.calls.boundary`: its inputs are the whole inputs and the module's parameters, its outputs the whole
+outputs. Inside, each rank has a graph of its own, from its detached shard to the shard's outputs.
 
 Forward: each rank runs the module on its shard; outputs are gathered, so that every rank's script sees all of them.
 Backward: each rank takes its part of the outputs' gradients and runs the backward pass of its own graph; gradients of
@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manycard.engine.batch import map_tensors, tensors_in
-from manycard.engine.graph_check import GraphCheck
-from manycard.engine.joining import Join, join_values
-from manycard.engine.layout import Piece
-from manycard.engine.local_backward import USED_TWICE, local_gradients
-from manycard.engine.node_names import name_like
+from manycard.engine.batches.batch import map_tensors, tensors_in
+from manycard.engine.batches.joining import Join, join_values
+from manycard.engine.batches.layout import Piece
+from manycard.engine.calls.belonging import GraphCheck
+from manycard.engine.calls.node_names import name_like
+from manycard.engine.driving.local_backward import USED_TWICE, local_gradients
 from manycard.errors import BatchError, ModelError
 from manycard.script.comparison.layout import Joined, OtherOutputsError
 from manycard.script.ranks.exchange import (

@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from manycard.engine.batch import children, rebuild
-from manycard.engine.flat import FlatLayout, copy_all
+from manycard.engine.batches.batch import children, rebuild
+from manycard.engine.replicas.flat import FlatLayout, copy_all
 from manycard.errors import BatchError
 
 __all__ = [

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from manycard.engine.batch import tensors_in
+from manycard.engine.batches.batch import tensors_in
 from manycard.errors import BatchError, LockstepError
 from manycard.strategies.peers import Peers
 

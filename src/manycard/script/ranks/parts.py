@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from manycard.cards.card import Card
-from manycard.engine.batch import tensors_in
-from manycard.engine.copying import ModuleCopier
-from manycard.engine.graph_check import GraphCheck
-from manycard.engine.joining import join_values
-from manycard.engine.layout import Layout, Piece
+from manycard.engine.batches.batch import tensors_in
+from manycard.engine.batches.joining import join_values
+from manycard.engine.batches.layout import Layout, Piece
+from manycard.engine.calls.belonging import GraphCheck
+from manycard.engine.replicas.copying import ModuleCopier
 
 __all__ = ["InTurn"]
 

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from manycard.engine.layout import Layout
-from manycard.engine.spans import span
-from manycard.engine.sync_batchnorm import SyncedBatchNorm, alone
-from manycard.engine.watching import Watch
+from manycard.engine.batches.layout import Layout
+from manycard.engine.driving.spans import span
+from manycard.engine.replicas.sync_batchnorm import SyncedBatchNorm, alone
+from manycard.engine.replicas.watching import Watch
 from manycard.script.comparison.check import Verdict, find_layout
 from manycard.script.comparison.layout import Joined
 from manycard.script.means import SpreadsCalls

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from manycard.engine.threads import current_place
+from manycard.engine.driving.threads import current_place
 from manycard.errors import BatchError
 from manycard.script.calls import Handler
 from manycard.script.comparison.check import batchnorm_in_training

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manycard.engine.batch import tensors_in
+from manycard.engine.batches.batch import tensors_in
 
 __all__ = ["Rows", "join_rows", "rows_of", "same_rows"]
 

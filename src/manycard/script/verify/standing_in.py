@@ -26,7 +26,7 @@ import manycard.engine.data_parallel as drop_in
 import manycard.parallel.pipeline as pipelines
 from manycard.cards import Card
 from manycard.data import GlobalLoader
-from manycard.engine.batch import count_samples
+from manycard.engine.batches.batch import count_samples
 from manycard.engine.data_parallel import DataParallel
 from manycard.parallel import Parallel, Pipeline
 from manycard.script.verify.recorder import Recorder

@@ -17,7 +17,7 @@ from manycard.diagnosis.measuring.bits import compare_copies
 from manycard.diagnosis.measuring.ranks import RanksStuckError, join_ranks
 from manycard.diagnosis.measuring.stages import FIRST_STAGE, run_in_stages
 from manycard.diagnosis.measuring.timing import time_all_reduce, time_host_copies, time_products
-from manycard.engine.collective import Collective, SumsOnHost
+from manycard.engine.replicas.collective import Collective, SumsOnHost
 from tests.unit.cards.machines import card, stranger
 from tests.unit.diagnosis.made import made_facts, well
 from tests.unit.launch.processes import running_children

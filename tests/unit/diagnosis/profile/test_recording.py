@@ -19,7 +19,7 @@ import manycard as mc
 from manycard.cli import main
 from manycard.diagnosis.profile import PARTS, Profile, ProfileSettings
 from manycard.diagnosis.profile.trace import read_trace
-from manycard.engine import spans
+from manycard.engine.driving import spans
 from manycard.errors import SettingError
 from manycard.hangs import PULSE
 from manycard.parallel.profiling import start_recording

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from manycard.cards import choose_cards
-from manycard.engine.spreader import Spreader
+from manycard.engine.calls.spreader import Spreader
 from manycard.script.comparison.check import Verdict, find_layout
 from manycard.script.comparison.layout import ByTensor, Mean, Rows, TimeFirst
 from manycard.script.comparison.rules import CountedMean

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from manycard.engine.joining import Join
-from manycard.engine.layout import Layout, Piece
+from manycard.engine.batches.joining import Join
+from manycard.engine.batches.layout import Layout, Piece
 from manycard.errors import BatchError
 from manycard.script.comparison.layout import (
     ByTensor,

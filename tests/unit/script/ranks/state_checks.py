@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manycard.engine.sizes import shard_sizes
+from manycard.engine.batches.sizes import shard_sizes
 from manycard.errors import LockstepError, ModelError
 
 from .checks import CHECKS, Rank, Sometimes, both, check, close, mlp

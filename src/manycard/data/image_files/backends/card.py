@@ -26,7 +26,7 @@ from manycard.data.image_files.backends.files import BegunRead, Encoded, FileRea
 from manycard.data.image_files.backends.nvjpeg import NvJpeg, find_library
 from manycard.data.image_files.batched import show
 from manycard.data.image_files.recipe import Recipe, Request
-from manycard.engine.sizes import shard_sizes
+from manycard.engine.batches.sizes import shard_sizes
 
 __all__ = ["Card", "CardDecoder"]
 

@@ -33,7 +33,7 @@ from manycard.data.image_files.decode import open_upright, read_file, stored_vie
 from manycard.data.image_files.header import BadImage, read_header
 from manycard.data.image_files.recipe import Recipe, Request
 from manycard.data.image_files.view import View
-from manycard.engine.sizes import shard_sizes
+from manycard.engine.batches.sizes import shard_sizes
 
 __all__ = ["Dali", "DaliMixed", "tensor_of"]
 

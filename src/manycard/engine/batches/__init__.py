@@ -1,0 +1,1 @@
+"""How batches are cut for the cards, and outputs joined."""

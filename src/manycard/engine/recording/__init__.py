@@ -1,0 +1,1 @@
+"""Recording what a card does as CUDA graphs."""

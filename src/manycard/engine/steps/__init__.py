@@ -1,0 +1,1 @@
+"""A train step: forward and backward passes, losses and updates."""
