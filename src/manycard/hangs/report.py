@@ -58,7 +58,7 @@ class ProcessReport:
         unfinished = self.collective is not None and not self.collective.ended
         if main.has("torch/distributed/") or (main.has("torch/autograd/") and unfinished):
             return "ranks"
-        if main.has("manycard/engine/threads", "_wait", "begin", "meet"):
+        if main.has("manycard/engine/driving/threads", "_wait", "begin", "meet"):
             return "cards"
         if main.has("torch/utils/data/dataloader") or self.activity == "loader":
             return "loader"

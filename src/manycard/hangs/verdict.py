@@ -120,13 +120,13 @@ def _of_card(thread: ThreadStack) -> str:
 
 def _state(thread: ThreadStack) -> str:
     """What a card's thread waits for; empty where it runs the script's code."""
-    if thread.has("manycard/engine/threads", "meet"):
+    if thread.has("manycard/engine/driving/threads", "meet"):
         return "waits in a layer that needs all cards"
-    if thread.has("manycard/engine/threads", "begin"):
+    if thread.has("manycard/engine/driving/threads", "begin"):
         return "waits for its turn (simulated cards run in turn)"
-    if thread.has("manycard/engine/threads", "wait"):
+    if thread.has("manycard/engine/driving/threads", "wait"):
         return "waits for another stage"
-    if thread.has("manycard/engine/threads", "_run_job") or thread.has("manycard/pipeline/carriers", "_run"):
+    if thread.has("manycard/engine/driving/threads", "_run_job") or thread.has("manycard/pipeline/carriers", "_run"):
         return ""
     return "has ended its part"
 

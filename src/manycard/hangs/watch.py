@@ -131,7 +131,8 @@ class _Watcher:
         if report.compiling and silent <= limit * SLACK:
             return
         verdict = judge([report], silent, limit, late=late)
-        if verdict is not None:
+        # Looking takes a while: what runs now may have begun meanwhile, after long work of the script's own.
+        if verdict is not None and pulse.silent > pulse.limit:
             self._act(verdict)
 
     def _loader_stands(self, limit: float) -> bool:

@@ -73,7 +73,8 @@ def test_bad_input_names_the_value_and_the_fix(spec: object, words: str):
     with pytest.raises(CardsError) as caught:
         parse_spec(spec)
     assert words in str(caught.value)
-    assert repr(spec) in str(caught.value)
+    assert repr(spec)[:60] in str(caught.value)
+    assert len(str(caught.value)) < 400
     assert caught.value.fix
 
 
