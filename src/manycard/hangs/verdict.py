@@ -14,6 +14,7 @@ from manycard.hangs.stacks import ThreadStack
 
 __all__ = ["Verdict", "judge"]
 
+_THREADS = "manycard/engine/driving/threads"
 _DEEPEST = 14
 """Frames of a stack that are shown, the innermost ones."""
 _FIX_LINE = (
@@ -120,13 +121,13 @@ def _of_card(thread: ThreadStack) -> str:
 
 def _state(thread: ThreadStack) -> str:
     """What a card's thread waits for; empty where it runs the script's code."""
-    if thread.has("manycard/engine/driving/threads", "meet"):
+    if thread.has(_THREADS, "meet"):
         return "waits in a layer that needs all cards"
-    if thread.has("manycard/engine/driving/threads", "begin"):
+    if thread.has(_THREADS, "begin"):
         return "waits for its turn (simulated cards run in turn)"
-    if thread.has("manycard/engine/driving/threads", "wait"):
+    if thread.has(_THREADS, "wait"):
         return "waits for another stage"
-    if thread.has("manycard/engine/driving/threads", "_run_job") or thread.has("manycard/pipeline/carriers", "_run"):
+    if thread.has(_THREADS, "_run_job") or thread.has("manycard/pipeline/carriers", "_run"):
         return ""
     return "has ended its part"
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
 import pytest
 
+from manycard.engine.driving.threads import CardThreads
 from manycard.errors import SettingError
 from manycard.hangs.collectives import Collective
 from manycard.hangs.pulse import AUTO, SLACK, HangSettings, Pulse, hang_settings
@@ -76,6 +78,18 @@ def test_one_process_whose_cards_do_not_answer() -> None:
     text = cause(alone(SCRIPT))
     assert text.startswith("the step has not ended: it is at /home/me/train.py:10 in main")
     assert cause(replace(alone(SCRIPT), activity="")) == "", "the script's own code may take as long as it likes"
+
+
+def test_what_the_threads_of_cards_wait_for_is_read_from_files_that_there_are() -> None:
+    """The words for their states go by the path of the module that drives them."""
+    file = inspect.getsourcefile(CardThreads)
+    assert file is not None
+    states = {"meet": "in a layer that needs all cards", "begin": "for its turn", "wait": "for another stage"}
+    for function, words in states.items():
+        job = ThreadStack("manycard-cuda:1", False, (Frame(file, 1, "_run_job", ""), Frame(file, 2, function, "")))
+        process = alone(SCRIPT, (file, "_wait"))
+        assert process.waits_for == "cards"
+        assert f"waits {words}" in "".join(judge([replace(process, threads=(*process.threads, job))], 400, 300).text)  # type: ignore[union-attr]
 
 
 def test_nobody_waits_or_somebody_debugs() -> None:
