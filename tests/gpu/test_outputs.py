@@ -178,6 +178,33 @@ def test_from_one_card_to_a_module_whose_primary_is_another() -> None:
         torch.testing.assert_close(theirs.grad, mine.grad, rtol=1e-3, atol=1e-5)
 
 
+class Columns(nn.Module):
+    """Works on columns, of which each card gets some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+@needs_two
+@pytest.mark.parametrize("graph", [True, False])
+def test_an_output_that_the_next_module_cuts_otherwise_is_whole_before_it_is_read(graph: bool) -> None:
+    """It is put together for the primary's own stream. It has 1 GiB, which takes longer than to queue what reads it."""
+    torch.manual_seed(0)
+    body = nn.Linear(64, 16384).cuda()
+    first = mc.DataParallel(copy.deepcopy(body), device_ids=[0, 1], outputs="spread")
+    second = mc.DataParallel(Columns().cuda(), device_ids=[0, 1], dim=1)
+    with torch.set_grad_enabled(graph):
+        for _ in range(4):  # memory that is read too early holds the whole of the call before
+            x = torch.randn(16384, 64, device="cuda:0")
+            found = second(first(x)).detach().cpu()
+            torch.testing.assert_close(found, (body(x) * 2).detach().cpu(), rtol=1e-3, atol=1e-3)
+            del found
+
+
 @needs_two
 def test_a_gradient_penalty_through_a_spread_output() -> None:
     alone, together = twins(2, outputs="spread")

@@ -43,7 +43,7 @@ from manycard.engine.driving.spans import span
 from manycard.engine.engine import Engine
 from manycard.engine.recording.comparing import Moment
 from manycard.engine.replicas.gradient_sum import GradientSum
-from manycard.engine.spread_tensor import Home, plain, sent
+from manycard.engine.spread_tensor import Home, SpreadTensor, plain, sent
 
 __all__ = ["SpreadCall"]
 
@@ -135,6 +135,8 @@ class SpreadCall:
             leaves: the parts begin graphs of the cards' own.
         """
         copies = self.engine.input_copies
+        if any(isinstance(tensor, SpreadTensor) for tensor in tensors_in(self.batch)):
+            self.shards()  # puts together what can't be cut as it lies: done apart, the primary wouldn't wait for it
         with copies.apart():
             for position in self.active:
                 self._parts[position] = self._cut_for(position, copies, leaves)

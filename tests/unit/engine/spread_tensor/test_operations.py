@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import manycard as mc
+from manycard.engine.batches.input_copies import InputCopies
+from manycard.engine.spread_tensor import Held
 from tests.unit.engine.twins import CARDS, close, same_state, twins
 
 from .models import TIMES, WORDS, Words, batch, compare, is_spread, numbers, plainly
@@ -199,6 +203,33 @@ def test_to_another_engine_of_other_cards() -> None:
         (head(y) * y).sum().backward()
     same_state(alone, together)
     same_state(*heads)
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_an_input_is_not_put_together_where_copies_run_apart(monkeypatch: pytest.MonkeyPatch, graph: bool) -> None:
+    """The stream of those copies is one that the primary doesn't wait for."""
+    apart, joined = InputCopies.apart, Held.joined
+    inside, seen = [False], []
+
+    @contextmanager
+    def noted(copies: InputCopies) -> Iterator[None]:
+        with apart(copies):
+            inside[0] = True
+            yield
+            inside[0] = False
+
+    def noting(held: Held, *args: Any, **options: Any) -> Tensor:
+        seen.append(inside[0])
+        return joined(held, *args, **options)
+
+    _, first = twins(Words, 3, outputs="spread")
+    _, second = twins(Deep, 2, outputs="spread")
+    with torch.set_grad_enabled(graph):
+        y = first(batch(7))
+        monkeypatch.setattr(InputCopies, "apart", noted)
+        monkeypatch.setattr(Held, "joined", noting)
+        second(y)
+    assert seen == [False]
 
 
 @pytest.mark.parametrize("outputs", ["auto", "gathered"])
