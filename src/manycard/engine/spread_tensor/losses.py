@@ -185,19 +185,24 @@ class _Loss:
         return [self._whole(column, stays) for column, stays in zip(zip(*of_parts, strict=True), spread, strict=True)]
 
     def _of_values(self, gradient: Tensor) -> list[Tensor]:
-        """The gradient of each card's value, given the loss's."""
+        """The gradient of each card's value on that card, given the loss's.
+
+        Sent before any card computes: a card's own thread could queue it behind the backward pass of the card it is on.
+        """
         if isinstance(gradient, SpreadTensor):
             gradient = gradient.held.read()
         if self.reduction == "none":
-            return [self.rows.on(0).of(gradient, index) for index in range(len(self.values))]
-        if self.total is not None:
-            gradient = gradient.to(self.total.dtype) / self.total
-        return [gradient.to(value.dtype) * weight for value, weight in zip(self.values, self._weights(), strict=True)]
+            own = [self.rows.on(0).of(gradient, index) for index in range(len(self.values))]
+        else:
+            if self.total is not None:
+                gradient = gradient.to(self.total.dtype) / self.total
+            own = [
+                gradient.to(value.dtype) * weight for value, weight in zip(self.values, self._weights(), strict=True)
+            ]
+        return [each.to(value.device, non_blocking=True) for each, value in zip(own, self.values, strict=True)]
 
     def _backward_part(self, index: int, of_value: Tensor, keep: bool) -> list[Tensor | None]:
-        value = self.values[index]
-        own = of_value.to(value.device, non_blocking=True)
-        return local_gradients([value], [own], self.leaves[index], keep=keep, accumulate=False)
+        return local_gradients([self.values[index]], [of_value], self.leaves[index], keep=keep, accumulate=False)
 
     def _whole(self, parts: Sequence[Tensor | None], stays: bool) -> Tensor | None:
         """One tensor's gradient, given the parts'."""

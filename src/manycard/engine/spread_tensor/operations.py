@@ -23,6 +23,7 @@ __all__ = ["apply_rule"]
 
 _aten = torch.ops.aten
 _HALF = (torch.bfloat16, torch.float16)
+_AS_IT_IS = torch.preserve_format
 
 
 def apply_rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -108,7 +109,8 @@ def _converted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _by_number(func, (held,), others)
     # To the host, or to a card of the script's own choice: there at once, without a stop on the way.
     whole = held.joined(torch.device(device), non_blocking=bool(kwargs.get("non_blocking")))
-    return func(whole, **others)
+    as_it_is = others.get("dtype") in (None, whole.dtype) and others.get("memory_format") in (None, _AS_IT_IS)
+    return whole if as_it_is else func(whole, **others)
 
 
 # ---- along other dimensions ----------------------------------------------------------------------------------------
