@@ -35,11 +35,15 @@ class Novelty:
         """Note what a call holds; whether that is of a kind that no call before held. False for the first."""
         if self._told >= _MOST:
             return False
-        held = {place: _values(tensor) for place, tensor in enumerate(tensors_in(batch)) if tensor.numel()}
+        held = {
+            place: _values(tensor)
+            for place, tensor in enumerate(tensors_in(batch))
+            if tensor.numel() and (self._seen is None or place in self._seen)
+        }
         if self._seen is None:
             self._seen = {place: values for place, values in held.items() if int(values.sum()) <= _FEW}
             return False
-        known = [place for place in held if place in self._seen and len(self._seen[place]) == len(held[place])]
+        known = [place for place in held if len(self._seen[place]) == len(held[place])]
         new = [(held[place] & ~self._seen[place].to(held[place].device)).any() for place in known]
         found = bool(torch.stack([each.cpu() if len(new) > 1 else each for each in new]).any()) if new else False
         if found:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch import Tensor
 
-from manycard.script.novelty import Novelty
+from manycard.script.novelty import Novelty, _values
 
 
 def test_a_class_that_comes_late() -> None:
@@ -28,6 +30,16 @@ def test_words_are_no_classes() -> None:
     novelty = Novelty()
     assert not novelty.finds(torch.arange(200))
     assert not novelty.finds(torch.arange(300, 900))
+
+
+def test_words_and_pixels_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at a batch of bytes takes eight times its memory."""
+    seen: list[Tensor] = []
+    monkeypatch.setattr("manycard.script.novelty._values", lambda tensor: [seen.append(tensor), _values(tensor)][1])
+    novelty, pixels, labels = Novelty(), torch.arange(200, dtype=torch.uint8), torch.tensor([0, 1])
+    for _ in range(3):
+        assert not novelty.finds((pixels, labels))
+    assert [tensor is labels for tensor in seen] == [False, True, True, True]
 
 
 def test_what_is_always_new_is_not_told_for_ever() -> None:
