@@ -178,6 +178,33 @@ def test_from_one_card_to_a_module_whose_primary_is_another() -> None:
         torch.testing.assert_close(theirs.grad, mine.grad, rtol=1e-3, atol=1e-5)
 
 
+class OnTheHost(nn.Module):
+    """Gives its output on the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(64, 4096)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.line(x).cpu()
+
+
+@needs_two
+@pytest.mark.parametrize("graph", [True, False])
+def test_a_large_output_on_the_host_is_one_tensor_of_the_output_card(graph: bool) -> None:
+    torch.manual_seed(0)
+    alone = OnTheHost().cuda()
+    together = mc.DataParallel(copy.deepcopy(alone), device_ids=[0, 1])
+    x = torch.randn(4096, 64, device="cuda:0")
+    with torch.set_grad_enabled(graph):
+        found = together(x)
+    assert not isinstance(found, SpreadTensor)
+    assert found.device == torch.device("cuda:0")
+    torch.testing.assert_close((found + x[:, :1]).cpu(), alone(x) + x[:, :1].cpu(), rtol=1e-4, atol=1e-4)
+    if graph:
+        found.sum().backward()
+
+
 class Columns(nn.Module):
     """Works on columns, of which each card gets some."""
 

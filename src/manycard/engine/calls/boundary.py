@@ -286,11 +286,10 @@ class SpreadCall:
         self, position: int, gradients: Sequence[Tensor | None], keep: bool, total: GradientSum
     ) -> list[tuple[int, Piece | None, Tensor | None]]:
         """Run one card's backward pass; gives its parts of the input gradients."""
-        device = self.engine.cards[position].device
         roots, of_roots = [], []
         for part, whole, leaf, index in self.parts_of(position, gradients):
             roots.append(part)
-            of_roots.append(sent(leaf.gradient(whole, index), device))
+            of_roots.append(sent(leaf.gradient(whole, index), part.device))
         inputs = self._shards[position].inputs
         leaves = [*self.parameters[position], *(leaf for _, _, leaf in inputs)]
         hooked = self.parameters[position] if position == 0 else []

@@ -46,6 +46,10 @@ class OutputLeaf:
             return None
         if first.numel() // max(rows.lengths[0], 1) * rows.total * first.element_size() < home.least:
             return None
+        if any(
+            part.device != home.devices[position] for part, position in zip(self.parts, self.positions, strict=True)
+        ):
+            return None  # forward has moved it elsewhere, to the host say
         kept = [part.detach() if _is_fresh(part) and not lent else part.detach().clone() for part in self.parts]
         return SpreadTensor(Held.of_parts(home, rows, kept))
 

@@ -186,6 +186,7 @@ def _shape(size: Sequence[int], like: Tensor, contiguous: bool) -> Tensor:
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """`tensor` on a device; of one number repeated, one number is sent."""
+    ahead = device.type != "cpu"  # the host would read what isn't there yet
     if tensor.device != device and tensor.numel() > 1 and not any(tensor.stride()):
-        return tensor.as_strided((), ()).to(device, non_blocking=True).expand(tensor.shape)
-    return tensor.to(device, non_blocking=True)
+        return tensor.as_strided((), ()).to(device, non_blocking=ahead).expand(tensor.shape)
+    return tensor.to(device, non_blocking=ahead)

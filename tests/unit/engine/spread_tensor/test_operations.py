@@ -13,7 +13,9 @@ from torch.nn import functional as F
 
 import manycard as mc
 from manycard.engine.batches.input_copies import InputCopies
-from manycard.engine.spread_tensor import Held
+from manycard.engine.batches.joining import Concatenated
+from manycard.engine.calls.output_leaf import OutputLeaf
+from manycard.engine.spread_tensor import Held, Home
 from tests.unit.engine.twins import CARDS, close, same_state, twins
 
 from .models import TIMES, WORDS, Words, batch, compare, is_spread, numbers, plainly
@@ -241,6 +243,16 @@ def test_outputs_may_be_gathered_at_once(outputs: str) -> None:
 def test_a_choice_that_there_is_not() -> None:
     with pytest.raises(mc.errors.SettingError, match=r"outputs.*here.*Fix: write auto, spread or gathered"):
         mc.DataParallel(Words(), device_ids="cpu:2", outputs="here")
+
+
+def test_what_forward_has_moved_off_its_card_is_joined() -> None:
+    _, together = twins(Words, 2, outputs="spread")
+    engine = together.engine
+    home = Home(engine.threads, engine.input_copies, 0, 0)
+    for device, stays in (("cpu", True), ("meta", False)):
+        parts = (torch.zeros(2, 3, device=device), torch.zeros(1, 3, device=device))
+        leaf = OutputLeaf((0, 1), parts, Concatenated(0, (2, 1)))
+        assert (leaf.left_spread(home, False) is not None) == stays
 
 
 class Returns(nn.Module):
