@@ -198,6 +198,22 @@ def test_outputs_in_rotation_visit_every_card() -> None:
     same_state(alone, together)
 
 
+@pytest.mark.parametrize("cards", COUNTS)
+def test_inputs_on_the_host_get_their_gradients(cards: int) -> None:
+    """They are large, so that what is read before it has come is wrong."""
+    torch.manual_seed(0)
+    alone = nn.Sequential(nn.Linear(1 << 14, 64), nn.Tanh(), nn.Linear(64, 1)).cuda()
+    together = mc.DataParallel(copy.deepcopy(alone), device_ids=list(range(cards)))
+    for step in range(3):
+        x = torch.randn(2048, 1 << 14, generator=torch.Generator().manual_seed(step), requires_grad=True)
+        together(x).square().sum().backward()
+        own = x.detach().cuda().requires_grad_()
+        alone(own).square().sum().backward()
+        assert x.grad is not None
+        assert own.grad is not None
+        close(x.grad, own.grad.cpu())
+
+
 class Wide(nn.Module):
     """Outputs that weigh much more than what they are computed from."""
 

@@ -332,7 +332,7 @@ class SpreadCall:
             for of, piece, gradient in of_card or ():
                 if of != index or gradient is None:
                     continue
-                gradient = gradient.to(whole.device, non_blocking=True)
+                gradient = gradient.to(whole.device, non_blocking=whole.is_cuda)  # the host would add it at once
                 if total is None:
                     total = torch.zeros_like(whole)
                 (total if piece is None else piece.of(total)).add_(gradient)
