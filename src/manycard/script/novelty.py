@@ -41,7 +41,9 @@ class Novelty:
             if tensor.numel() and (self._seen is None or place in self._seen)
         }
         if self._seen is None:
-            self._seen = {place: values for place, values in held.items() if int(values.sum()) <= _FEW}
+            # Of fractions with zeros and others among them, nothing new can come.
+            most = {place: min(_FEW, len(values) - 1) for place, values in held.items()}
+            self._seen = {place: values for place, values in held.items() if int(values.sum()) <= most[place]}
             return False
         known = [place for place in held if len(self._seen[place]) == len(held[place])]
         new = [(held[place] & ~self._seen[place].to(held[place].device)).any() for place in known]

@@ -37,9 +37,10 @@ def test_words_and_pixels_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) ->
     seen: list[Tensor] = []
     monkeypatch.setattr("manycard.script.novelty._values", lambda tensor: [seen.append(tensor), _values(tensor)][1])
     novelty, pixels, labels = Novelty(), torch.arange(200, dtype=torch.uint8), torch.tensor([0, 1])
+    padded = torch.tensor([0.0, 0.5])
     for _ in range(3):
-        assert not novelty.finds((pixels, labels))
-    assert [tensor is labels for tensor in seen] == [False, True, True, True]
+        assert not novelty.finds((pixels, padded, labels))
+    assert [tensor is labels for tensor in seen] == [False, False, True, True, True]
 
 
 def test_what_is_always_new_is_not_told_for_ever() -> None:
