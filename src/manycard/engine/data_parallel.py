@@ -44,7 +44,8 @@ class DataParallel(nn.DataParallel[nn.Module]):
         module: the module; it is moved to the first card.
         device_ids: GPUs by torch's index, the primary first; all of them by default. Also cards from
             `choose_cards`, or what ``--cards`` takes, such as ``"cpu:2"`` for two simulated cards.
-        output_device: where outputs are joined: a GPU of `device_ids`, ``"balanced"`` or ``"rotate"``.
+        output_device: where outputs are joined: a GPU of `device_ids`, ``"balanced"`` or ``"rotate"``, which needs a
+            backward pass between two calls.
         dim: the dimension of inputs and outputs that counts samples.
         graphs: ``"auto"`` replays training calls as CUDA graphs where it can, ``"on"`` raises where it can't.
         outputs: which outputs stay on the cards that made them until something needs them whole: ``"auto"`` large ones
